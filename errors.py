@@ -1,0 +1,35 @@
+"""The exceptions that tilewright raises on purpose; the command line maps each to an exit code."""
+
+
+class TilewrightError(Exception):
+    """Base of all of them; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class UsageError(TilewrightError, ValueError):
+    """An argument is wrong: the message names it, its value and what is accepted."""
+
+    exit_code = 2
+
+
+class ProblemError(UsageError):
+    """A problem file, an axis or a workload case is malformed or contradictory."""
+
+
+class NothingFound(TilewrightError):
+    """The question was well formed and nothing answers it."""
+
+    exit_code = 3
+
+
+class MachineUnfit(TilewrightError):
+    """The machine lacks what was asked for: a GPU, Triton, a driver."""
+
+    exit_code = 4
+
+
+class DatabaseError(TilewrightError):
+    """The database is locked, damaged, foreign, of a newer schema, or not writable."""
+
+    exit_code = 5

@@ -1,0 +1,40 @@
+"""The problem families that have templates: an explicit list, loaded on first use."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+
+from tilewright.errors import UsageError
+from tilewright.kernel_templates.base import Tensors
+from tilewright.kernel_templates.plan import Registry
+from tilewright.kernel_templates.reference import ReferenceOps
+from tilewright.problem import WorkloadCase
+
+FAMILIES = {"gqa_attention": "tilewright.kernel_templates.gqa_attention"}
+
+# Builds what a user would run instead: a function of the problem's inputs that writes its outputs in place.
+Baseline = Callable[[WorkloadCase], Callable[[Tensors], None]]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Templates, oracle ops and baselines of one kind of problem."""
+
+    registry: Registry
+    ops: ReferenceOps
+    baselines: Mapping[str, Baseline]
+
+
+@cache
+def load_family(name: str) -> Family:
+    """Raises UsageError for a family that has no templates."""
+    if name not in FAMILIES:
+        raise UsageError(f"problem family {name!r} has no templates; known: {', '.join(FAMILIES)}")
+    module = import_module(FAMILIES[name])
+    family = module.FAMILY
+    assert isinstance(family, Family)
+    return family
+
+
