@@ -31,6 +31,7 @@ class Verdict(StrEnum):
     """Why a record is the record."""
 
     BEATS_ALL = "beats_all"  # faster than the default and every baseline beyond noise
+    BEATS_DEFAULT = "beats_default"  # faster than the default, not (beyond noise) than the best baseline
     DEFAULT_KEPT = "default_kept"  # nothing beat the default beyond noise
     INCUMBENT_KEPT = "incumbent_kept"
     UNMEASURED = "unmeasured"  # correct, on a device whose times are no measurements

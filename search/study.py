@@ -1,0 +1,172 @@
+"""Optuna's part: which candidate comes next, given what is known. Deterministic for a seed and an order of answers."""
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import optuna
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import TrialState
+
+from tilewright.errors import UsageError
+
+Point = Mapping[str, Any]
+SAMPLERS = ("auto", "tpe", "gp", "cmaes", "qmc", "random", "brute")
+ENUMERATE_UP_TO = 256
+_ATTEMPTS = 24  # proposals that may be invalid or known before a random unseen point is taken
+
+
+def key_of(point: Point) -> str:
+    """Identity of a point, independent of the order of its names."""
+    return json.dumps(dict(point), sort_keys=True)
+
+
+def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Raises UsageError for a name that is not in SAMPLERS."""
+    match name:
+        case "auto" | "tpe":
+            return optuna.samplers.TPESampler(
+                seed=seed, multivariate=True, group=True, constant_liar=True, n_startup_trials=8
+            )
+        case "gp":
+            return optuna.samplers.GPSampler(seed=seed)
+        case "cmaes":
+            return optuna.samplers.CmaEsSampler(seed=seed)
+        case "qmc":
+            return optuna.samplers.QMCSampler(seed=seed)
+        case "random":
+            return optuna.samplers.RandomSampler(seed=seed)
+        case "brute":
+            return optuna.samplers.BruteForceSampler(seed=seed)
+    raise UsageError(f"sampler must be one of {', '.join(SAMPLERS)}, got {name!r}")
+
+
+class PointStudy:
+    """Search over an explicit set of valid points; each is proposed at most once.
+
+    Seeds come first, in order. Where the whole set fits the budget it is enumerated in shuffled order; else the
+    sampler proposes, and a proposal that is invalid or already known is replaced.
+    """
+
+    def __init__(self, points: Sequence[Point], *, budget: int, sampler: str = "auto", seed: int = 0) -> None:
+        self._points = {key_of(point): point for point in points}
+        self._choices = _choices(points)
+        self._budget = budget
+        self._rng = random.Random(seed)
+        self._seen: set[str] = set()
+        self._asked = 0
+        self._queue: list[str] = []
+        with _quiet():
+            self._study = optuna.create_study(sampler=make_sampler(sampler, seed))
+        self._open: dict[str, optuna.Trial] = {}
+        self._enumerated = sampler == "brute" or len(self._points) <= budget
+        if self._enumerated:
+            self._queue = list(self._points)
+            self._rng.shuffle(self._queue)
+
+    def enqueue(self, points: Iterable[Point]) -> None:
+        """Seeds: proposed before anything else; raises UsageError for a point that is not valid here."""
+        keys = [key_of(point) for point in points]
+        for key in keys:
+            if key not in self._points:
+                raise UsageError(f"seed {key} is not among the {len(self._points)} valid points")
+        self._queue = [*dict.fromkeys(keys), *(key for key in self._queue if key not in set(keys))]
+
+    def add_known(self, point: Point, value: float | None) -> None:
+        """A result of an earlier run: never proposed again; None for a failure. Counts towards the budget."""
+        key = key_of(point)
+        if key not in self._points or key in self._seen:
+            return
+        self._seen.add(key)
+        self._asked += 1
+        if value is not None:
+            params = dict(self._points[key])
+            trial = optuna.trial.create_trial(params=params, distributions=self._distributions(params), value=value)
+            self._study.add_trial(trial)
+
+    def ask(self) -> Point | None:
+        """The next point; None when the budget or the space is used up."""
+        if self._asked >= self._budget or len(self._seen) >= len(self._points):
+            return None
+        while self._queue:
+            key = self._queue.pop(0)
+            if key not in self._seen:
+                return self._begin(key, self._fixed_trial(key))
+        return self._propose()
+
+    def tell(self, point: Point, value: float | None) -> None:
+        """The point's time; None when it failed."""
+        trial = self._open.pop(key_of(point))
+        with _quiet():
+            if value is None:
+                self._study.tell(trial, state=TrialState.FAIL)
+            else:
+                self._study.tell(trial, value)
+
+    @property
+    def optuna_study(self) -> optuna.Study:
+        return self._study
+
+    def _begin(self, key: str, trial: optuna.Trial) -> Point:
+        self._seen.add(key)
+        self._asked += 1
+        self._open[key] = trial
+        return self._points[key]
+
+    def _fixed_trial(self, key: str) -> optuna.Trial:
+        point = dict(self._points[key])
+        with _quiet():
+            self._study.enqueue_trial(point)
+            trial = self._study.ask()
+            for name in point:
+                trial.suggest_categorical(name, self._choices[name])
+        return trial
+
+    def _propose(self) -> Point:
+        for _ in range(_ATTEMPTS):
+            with _quiet():
+                trial = self._study.ask()
+                point = self._suggest(trial)
+            key = key_of(point)
+            if key in self._points and key not in self._seen:
+                return self._begin(key, trial)
+            with _quiet():
+                self._study.tell(trial, state=TrialState.FAIL)
+        unseen = [key for key in self._points if key not in self._seen]
+        key = self._rng.choice(unseen)
+        return self._begin(key, self._fixed_trial(key))
+
+    def _suggest(self, trial: optuna.Trial) -> Point:
+        """Names are suggested in order; one that no remaining point has, given those so far, is left out."""
+        remaining = list(self._points.values())
+        point: dict[str, Any] = {}
+        for name, values in self._choices.items():
+            if not any(name in candidate for candidate in remaining):
+                continue
+            point[name] = trial.suggest_categorical(name, values)
+            remaining = [c for c in remaining if name not in c or c[name] == point[name]]
+        return point
+
+    def _distributions(self, params: Mapping[str, Any]) -> dict[str, optuna.distributions.BaseDistribution]:
+        return {name: CategoricalDistribution(self._choices[name]) for name in params}
+
+
+def _choices(points: Sequence[Point]) -> dict[str, tuple[Any, ...]]:
+    """Values of each name over all points, in order of first appearance."""
+    choices: dict[str, dict[Any, None]] = {}
+    for point in points:
+        for name, value in point.items():
+            choices.setdefault(name, {})[value] = None
+    return {name: tuple(values) for name, values in choices.items()}
+
+
+class _quiet:
+    """Optuna's own log lines would mix with ours."""
+
+    def __enter__(self) -> None:
+        self._before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        optuna.logging.set_verbosity(self._before)
