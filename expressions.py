@@ -1,4 +1,4 @@
-"""Integer arithmetic over named axes, as problem files write it: `num_heads * head_dim`, `seq_len * (seq_len + 1) // 2`."""
+"""Integer arithmetic over named axes, as problem files write it: `num_heads * head_dim`."""
 
 import ast
 import operator

@@ -78,7 +78,9 @@ class Problem:
         """The same problem at other constant axes (hidden size, head counts, ...)."""
         unknown = sorted(set(constants) - set(self.constants))
         if unknown:
-            raise ProblemError(f"{self.name} has no constant axis {unknown[0]!r}; it has {', '.join(sorted(self.constants))}")
+            raise ProblemError(
+                f"{self.name} has no constant axis {unknown[0]!r}; it has {', '.join(sorted(self.constants))}"
+            )
         return dataclasses.replace(self, constants={**self.constants, **constants})
 
     def with_dtype(self, dtype: str) -> Self:
@@ -195,7 +197,7 @@ class WorkloadCase:
 
     @cached_property
     def variant_key(self) -> str:
-        """Everything that decides which kernels fit, except the variable axes: chain, inputs, constants, dtype, weights."""
+        """What decides which kernels fit, variable axes aside: chain, inputs, constants, dtype, weights."""
         problem = self.problem
         constants = ",".join(f"{name}={value}" for name, value in sorted(problem.constants.items()))
         inputs = "+".join(spec.name for spec in problem.inputs)
@@ -225,7 +227,9 @@ class WorkloadCase:
     def bytes_of(self, *tensors: str) -> int:
         """Size of these tensors together, bytes; scalars travel as arguments and count nothing."""
         specs = self.problem.tensors
-        return sum(self.numel(name) * DTYPE_BYTES[specs[name].dtype] for name in tensors if specs[name].shape is not None)
+        return sum(
+            self.numel(name) * DTYPE_BYTES[specs[name].dtype] for name in tensors if specs[name].shape is not None
+        )
 
     def op_flops(self, op: Op) -> int:
         return expressions.evaluate(op.flops, self.axes)

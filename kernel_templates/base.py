@@ -86,7 +86,7 @@ def no_scratch(values: Values, case: WorkloadCase) -> Mapping[str, Scratch]:
 
 @dataclass(frozen=True)
 class Template:
-    """A parameterised implementation of the consecutive ops `covers`; those in `optional` may be absent from the chain."""
+    """A parameterised implementation of the consecutive ops `covers`; `optional` ones may be absent from the chain."""
 
     name: str
     kind: str  # triton | library

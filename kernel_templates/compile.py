@@ -13,8 +13,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from tilewright.kernel_templates.base import Limits, allocate
-from tilewright.kernel_templates.base import Template
+from tilewright.kernel_templates.base import Limits, Template, allocate
 from tilewright.problem import WorkloadCase
 
 
@@ -28,7 +27,7 @@ class _StubDriver:
         return self._target
 
     def get_current_device(self) -> int:
-        return self._target.arch
+        return int(self._target.arch)
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0

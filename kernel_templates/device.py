@@ -49,9 +49,9 @@ def cuda_limits(index: int = 0) -> Limits:
     return Limits(
         kind="cuda",
         capability=p.major * 10 + p.minor,
-        shared_memory_bytes=p.shared_memory_per_block_optin,
+        shared_memory_bytes=p.shared_memory_per_block_optin,  # type: ignore[attr-defined]
         sm_count=p.multi_processor_count,
-        registers_per_sm=p.regs_per_multiprocessor,
+        registers_per_sm=p.regs_per_multiprocessor,  # type: ignore[attr-defined]
         triton=triton_version(),
     )
 

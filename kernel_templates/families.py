@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Tensors
 from tilewright.kernel_templates.plan import Registry
@@ -36,5 +35,3 @@ def load_family(name: str) -> Family:
     family = module.FAMILY
     assert isinstance(family, Family)
     return family
-
-

@@ -24,8 +24,10 @@ class InputOptions:
     outlier_channel: bool = False
 
 
-def make_inputs(case: WorkloadCase, device: torch.device | str, options: InputOptions = InputOptions()) -> dict[str, object]:
-    """Every input of the case by name: tensors on `device`, scalars as floats; same seed, same values per device type."""
+def make_inputs(
+    case: WorkloadCase, device: torch.device | str, options: InputOptions = InputOptions()
+) -> dict[str, object]:
+    """Every input by name: tensors on `device`, scalars as floats; same seed, same values per device type."""
     generator = torch.Generator(device=device).manual_seed(options.seed)
     inputs: dict[str, object] = {}
     for spec in case.problem.inputs:
@@ -48,7 +50,7 @@ def pack(inputs: dict[str, object], names: Iterable[str]) -> None:
     if not tensors:
         return
     packed = torch.cat(tensors)
-    for name, view in zip(names, packed.split([t.shape[0] for t in tensors]), strict=True):
+    for name, view in zip(names, torch.split(packed, [t.shape[0] for t in tensors]), strict=True):
         inputs[name] = view
 
 
@@ -66,7 +68,7 @@ def _shaped(name: str, values: torch.Tensor, options: InputOptions) -> torch.Ten
     if name.endswith("norm_weight"):
         return 1 + 0.5 * values if options.random_norm_weights else torch.ones_like(values)
     if name.endswith("weight"):
-        return values / values.shape[-1] ** 0.5
+        return values * float(values.shape[-1] ** -0.5)
     if name in ("cos", "sin"):
         return values.clamp(-1, 1)
     if name == "hidden_states" and options.outlier_channel:

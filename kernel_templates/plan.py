@@ -111,7 +111,9 @@ class Registry(Mapping[str, Template]):
             if reason is not None:
                 raise UsageError(f"{template.name} {dict(stage.values)} is rejected at {case.name}: {reason}")
 
-    def default_plan(self, case: WorkloadCase, limits: Limits, *, kinds: tuple[str, ...] = ("triton", "library")) -> FusionPlan:
+    def default_plan(
+        self, case: WorkloadCase, limits: Limits, *, kinds: tuple[str, ...] = ("triton", "library")
+    ) -> FusionPlan:
         """The first tiling, in the family's order of preference, whose defaults may all run."""
         usable = [t for t in self.values() if t.kind in kinds and self._default_fits(t, case, limits)]
         for tiling in tilings(case.problem.op_names, usable):

@@ -58,7 +58,7 @@ OPS: Mapping[str, Callable[[Tensors, WorkloadCase], Mapping[str, Tensor]]] = {
 def split_heads(qkv: Tensor, case: WorkloadCase) -> tuple[Tensor, Tensor, Tensor]:
     """Views [B, S, heads, head_dim] of the packed rows [B, S, (q heads + 2 kv heads) * head_dim]."""
     heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]
-    x = qkv.unflatten(-1, (heads + 2 * kv_heads, case["head_dim"]))
+    x = qkv.view(*qkv.shape[:-1], heads + 2 * kv_heads, case["head_dim"])
     return x[:, :, :heads], x[:, :, heads : heads + kv_heads], x[:, :, heads + kv_heads :]
 
 

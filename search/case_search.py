@@ -1,0 +1,234 @@
+"""The search of one case: stages first, each template by its own study, then plans composed of the best stages.
+
+A stage is measured once and shared by every plan that contains it; plans are judged by the time of the whole block.
+"""
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tilewright.db.rows import Level, Status, TrialRow
+from tilewright.kernel_templates.base import Values
+from tilewright.kernel_templates.plan import FusionPlan, Stage
+from tilewright.problem import WorkloadCase
+from tilewright.search.context import Context, plan_row, stage_row
+from tilewright.search.effort import CUT_FACTOR, run_limit_s
+from tilewright.search.outcome import TrialOutcome
+from tilewright.search.space import StageSpace, case_spaces, compositions
+from tilewright.search.study import PointStudy
+
+PLAN_MARGIN = 1.25  # plans whose stage times add up to more than this times the best sum are not measured
+
+
+class CaseSearch:
+    """Holds what is known of one case in one run; `deadline_s` is on the context's clock."""
+
+    def __init__(
+        self,
+        context: Context,
+        case: WorkloadCase,
+        *,
+        deadline_s: float,
+        neighbours: Sequence[Mapping[str, Values]] = (),
+        trial_limit: int | None = None,
+    ) -> None:
+        self.context = context
+        self.case = case
+        self.counts: Counter[str] = Counter()
+        self.reused = 0
+        self._deadline_s = deadline_s
+        self._neighbours = neighbours
+        self._left = trial_limit
+        self._registry = context.family.registry
+        self.spaces = case_spaces(self._registry, case, context.limits, context.kinds)
+        self.stages: dict[str, dict[str, tuple[Stage, float]]] = {name: {} for name in self.spaces}
+        self.plans: dict[str, tuple[FusionPlan, float]] = {}
+        self._known = self._load_known()
+
+    @property
+    def default(self) -> FusionPlan:
+        return self._registry.default_plan(self.case, self.context.limits, kinds=self.context.kinds)
+
+    @property
+    def expected_trials(self) -> int:
+        """Trials that a run to the end would take, those already known included."""
+        stages = sum(min(len(space.valid), self.context.effort.stage_trials) for space in self.spaces.values())
+        total = stages + self.context.effort.plan_trials
+        return total if self._left is None else min(total, self._left)
+
+    def run(self) -> None:
+        """Fills `stages` and `plans`; ends early at the deadline, the trial limit, or when asked to stop."""
+        self.context.progress.phase_begins(self.case, "default")
+        self._measure_plan(self.default)
+        self.context.progress.phase_begins(self.case, "stages")
+        self._search_stages()
+        self.context.progress.phase_begins(self.case, "plans")
+        self._search_plans()
+
+    @property
+    def fresh(self) -> int:
+        """Trials run now rather than answered from the database."""
+        return sum(self.counts.values()) - self.reused
+
+    def out_of_time(self) -> bool:
+        return self.context.stopping() or self.context.now_s() >= self._deadline_s or self._left == 0
+
+    def best_stages(self, count: int) -> dict[str, list[tuple[Stage, float]]]:
+        """The fastest stages of each template, fastest first."""
+        return {
+            name: sorted(found.values(), key=lambda entry: (entry[1], entry[0].digest))[:count]
+            for name, found in self.stages.items()
+        }
+
+    def best_plans(self, count: int) -> list[FusionPlan]:
+        """The fastest plans, measured as whole blocks, fastest first."""
+        ranked = sorted(self.plans.values(), key=lambda entry: (entry[1], entry[0].digest))
+        return [plan for plan, _ in ranked[:count]]
+
+    def _load_known(self) -> dict[tuple[Level, str], TrialRow]:
+        """Results of earlier runs whose sources are unchanged; noise marks do not make a result unknown."""
+        known: dict[tuple[Level, str], TrialRow] = {}
+        for row in self.context.known_trials(self.case):
+            if row.source_hash == self._current_hash(row):
+                known.setdefault((row.level, row.digest), row)
+        return known
+
+    def _current_hash(self, row: TrialRow) -> str | None:
+        if row.level is Level.STAGE:
+            return self._registry[row.template].source_hash if row.template in self._registry else None
+        plan = FusionPlan.from_json(row.config)
+        if any(stage.template not in self._registry for stage in plan.stages):
+            return None
+        return self._registry.source_hash(plan)
+
+    def _search_stages(self) -> None:
+        studies = {name: self._stage_study(space) for name, space in self.spaces.items()}
+        turn = deque(studies)
+        waiting: deque[Stage] = deque()
+        while True:
+            while turn and len(waiting) < self.context.look_ahead and not self.out_of_time():
+                name = turn.popleft()
+                values = studies[name].ask()
+                if values is not None:
+                    turn.append(name)
+                    stage = Stage(name, values)
+                    self.context.compiler.submit(stage, self.case)
+                    waiting.append(stage)
+            if not waiting or self.out_of_time():
+                return
+            stage = waiting.popleft()
+            studies[stage.template].tell(stage.values, self._measure_stage(stage))
+
+    def _stage_study(self, space: StageSpace) -> PointStudy:
+        context, template = self.context, space.template
+        study = PointStudy(space.valid, budget=context.effort.stage_trials, sampler=context.sampler, seed=context.seed)
+        for values in space.valid:
+            row = self._known.get((Level.STAGE, Stage(template.name, values).digest))
+            if row is not None:
+                study.add_known(values, self._note_stage(Stage(template.name, values), row))
+                self._count(row, reused=True)
+        wanted = [
+            template.default(self.case, context.limits),
+            *(n[template.name] for n in self._neighbours if template.name in n),
+        ]
+        study.enqueue([values for values in wanted if template.rejection(values, self.case, context.limits) is None])
+        return study
+
+    def _measure_stage(self, stage: Stage) -> float | None:
+        template = self._registry[stage.template]
+        compiled = self.context.compiler.result(stage, self.case)
+        if compiled.status is not Status.OK:
+            outcome = TrialOutcome(compiled.status, compiled.reason, compile_s=compiled.seconds, facts=compiled.facts)
+        else:
+            best = min((time for _, time in self.stages[stage.template].values()), default=None)
+            outcome = self._evaluate(stage, best)
+            outcome = replace(outcome, compile_s=compiled.seconds, facts=compiled.facts)
+        row = stage_row(self.case, template, stage.values, outcome)
+        value = self._note_stage(stage, row)
+        self._finish(row)
+        return value
+
+    def _evaluate(self, candidate: Stage | FusionPlan, best_us: float | None) -> TrialOutcome:
+        options = self.context.effort.measure
+        if best_us is not None and self.context.measures:
+            options = replace(options, cut_above_us=CUT_FACTOR * best_us)
+        return self.context.device.evaluate(self.case, candidate, options, run_limit_s=self._run_limit_s(best_us))
+
+    def _run_limit_s(self, best_us: float | None) -> float:
+        return run_limit_s(best_us) if self.context.measures else 120.0
+
+    def _note_stage(self, stage: Stage, row: TrialRow) -> float | None:
+        if row.status is not Status.OK or row.median_us is None:
+            return None
+        self.stages[stage.template][stage.digest] = (stage, row.median_us)
+        return row.median_us
+
+    def _search_plans(self) -> None:
+        ranked = self.best_stages(self.context.effort.kept_per_stage)
+        composed = compositions(self._registry, self.case, ranked)
+        if not composed:
+            return
+        limit = PLAN_MARGIN * composed[0][0] if self.context.measures else float("inf")
+        plans = {plan.digest: plan for total, plan in composed if total <= limit}
+        points = {digest: self._point(plan, ranked) for digest, plan in plans.items()}
+        budget = self.context.effort.plan_trials
+        study = PointStudy(list(points.values()), budget=budget, sampler=self.context.sampler, seed=self.context.seed)
+        study.enqueue(list(points.values())[: max(1, budget // 2)])
+        by_point = {_key(point): plans[digest] for digest, point in points.items()}
+        while not self.out_of_time():
+            point = study.ask()
+            if point is None:
+                return
+            study.tell(point, self._measure_plan(by_point[_key(point)]))
+
+    def _point(self, plan: FusionPlan, ranked: Mapping[str, Sequence[tuple[Stage, float]]]) -> dict[str, str | int]:
+        """A plan as coordinates: which tiling, and for each of its templates the rank of the stage."""
+        point: dict[str, str | int] = {"plan": plan.label}
+        for stage in plan.stages:
+            digests = [entry.digest for entry, _ in ranked[stage.template]]
+            point[stage.template] = digests.index(stage.digest)
+        return point
+
+    def _measure_plan(self, plan: FusionPlan) -> float | None:
+        """Time of the whole block; answered from what is known where it is known."""
+        if plan.digest in self.plans:
+            return self.plans[plan.digest][1]
+        row = self._known.get((Level.PLAN, plan.digest))
+        if row is not None:
+            self._count(row, reused=True)
+        else:
+            failure = self._compile_all(plan)
+            best = min((time for _, time in self.plans.values()), default=None)
+            outcome = failure or self._evaluate(plan, best)
+            row = plan_row(self.case, self.context.family, plan, outcome)
+            self._finish(row)
+        if row.status is not Status.OK or row.median_us is None:
+            return None
+        self.plans[plan.digest] = (plan, row.median_us)
+        return row.median_us
+
+    def _compile_all(self, plan: FusionPlan) -> TrialOutcome | None:
+        for stage in plan.stages:
+            self.context.compiler.submit(stage, self.case)
+        for stage in plan.stages:
+            compiled = self.context.compiler.result(stage, self.case)
+            if compiled.status is not Status.OK:
+                return TrialOutcome(compiled.status, f"{stage.template}: {compiled.reason}", compile_s=compiled.seconds)
+        return None
+
+    def _finish(self, row: TrialRow) -> None:
+        """Stored before anything else happens, so that nothing finished is ever lost."""
+        self.context.record_trial(self.case, row)
+        if self._left is not None:
+            self._left -= 1
+        self._count(row, reused=False)
+
+    def _count(self, row: TrialRow, *, reused: bool) -> None:
+        self.counts[row.status.value] += 1
+        self.reused += reused
+        best = min((time for _, time in self.plans.values()), default=None)
+        self.context.progress.trial_ended(self.case, row, best)
+
+
+def _key(point: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted(point.items()))
