@@ -148,11 +148,15 @@ class Problem:
             axes[name.strip()] = int(value)
         return axes
 
-    def suite(self, name: str, *, weight_mode: WeightMode = "separate") -> tuple["WorkloadCase", ...]:
-        """The cases of a suite: `full` is the published workload, `smoke` is small enough for the interpreter."""
+    def at_suite(self, name: str) -> Self:
+        """The problem at a suite's constants: `full` is as published, `smoke` is small enough for the interpreter."""
         if name not in self.suites:
             raise ProblemError(f"suite must be one of {', '.join(sorted(self.suites))}, got {name!r}")
-        problem = self.with_constants(**self.smoke_constants) if name == "smoke" else self
+        return self.with_constants(**self.smoke_constants) if name == "smoke" else self
+
+    def suite(self, name: str, *, weight_mode: WeightMode = "separate") -> tuple["WorkloadCase", ...]:
+        """The cases of a suite."""
+        problem = self.at_suite(name)
         return tuple(problem.case(weight_mode=weight_mode, **axes) for axes in self.suites[name])
 
 

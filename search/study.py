@@ -2,7 +2,9 @@
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import optuna
@@ -23,7 +25,16 @@ def key_of(point: Point) -> str:
 
 
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """Raises UsageError for a name that is not in SAMPLERS."""
+    """Raises UsageError for a name that is not in SAMPLERS, or whose optional package is missing."""
+    try:
+        return _sampler(name, seed)
+    except ImportError as error:
+        raise UsageError(
+            f"sampler {name} needs a package that is not installed ({error}); pip install 'tilewright[samplers]'"
+        ) from error
+
+
+def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     match name:
         case "auto" | "tpe":
             return optuna.samplers.TPESampler(
@@ -161,12 +172,15 @@ def _choices(points: Sequence[Point]) -> dict[str, tuple[Any, ...]]:
     return {name: tuple(values) for name, values in choices.items()}
 
 
-class _quiet:
-    """Optuna's own log lines would mix with ours."""
-
-    def __enter__(self) -> None:
-        self._before = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-    def __exit__(self, *_: object) -> None:
-        optuna.logging.set_verbosity(self._before)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Optuna's log lines would mix with ours, and the arguments it calls experimental are chosen on purpose."""
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module="optuna")
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
+    finally:
+        optuna.logging.set_verbosity(before)

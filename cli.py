@@ -1,0 +1,125 @@
+"""The command line: parses, calls, prints. Data goes to stdout, everything else to stderr."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from tilewright.errors import TilewrightError
+from tilewright.problem import DEFAULT_PROBLEM, SUITES
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TILEWRIGHT"}
+
+problem_option = click.option("--problem", default=DEFAULT_PROBLEM, show_default=True, help="Name, or a folder.")
+case_option = click.option("--case", "cases", multiple=True, metavar="CASE", help="b4s512 or batch_size=4,seq_len=512.")
+db_option = click.option("--db", envvar="TILEWRIGHT_DB", metavar="PATH|URL", help="Default: the user's data folder.")
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+device_option = click.option(
+    "--device", default="auto", show_default=True, metavar="auto|cuda|cuda:N|interpret", help="Where candidates run."
+)
+suite_option = click.option(
+    "--suite", type=click.Choice(SUITES), help="Default: full on a GPU, smoke in the interpreter."
+)
+
+
+@click.group(context_settings=CONTEXT)
+@click.version_option(package_name="tilewright")
+def cli() -> None:
+    """Finds the fastest way to run a fused block on the GPU in front of it, remembers it, and serves it."""
+
+
+@cli.command()
+@problem_option
+@case_option
+@suite_option
+@device_option
+@click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
+@click.option("--trials", type=click.IntRange(min=1), help="At most this many new trials over all cases.")
+@click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time for all cases.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--sampler", default="auto", show_default=True, help="auto, tpe, gp, cmaes, qmc, random, brute.")
+@click.option(
+    "--min-gain", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Smallest gain that counts."
+)
+@click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
+@click.option("--triton-only", is_flag=True, help="Leave library templates out.")
+@db_option
+@click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
+@json_option
+def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
+    """Search the best plan for each case and store it.
+
+    \b
+    Example: tilewright tune --case b4s512 --effort quick
+    """
+    from tilewright.search.run import TuneRequest, plan_run, run_tune
+
+    request = TuneRequest(**options)
+    if dry_run:
+        emit(plan_run(request), as_json)
+        return
+    report = run_tune(request)
+    if as_json:
+        emit(report.to_json(), as_json=True)
+    if not report.all_found:
+        raise SystemExit(1)
+
+
+@cli.command()
+@problem_option
+@case_option
+@suite_option
+@device_option
+@db_option
+@click.option("--baseline", "baselines", multiple=True, help="Default: eager, torch_compile, cublas_cudnn.")
+@click.option("--rounds", type=click.IntRange(min=6), default=50, show_default=True)
+@click.option("--fail-if-slower", type=float, metavar="RATIO", help="Exit 1 when a case is above this ratio.")
+@json_option
+def bench(as_json: bool, fail_if_slower: float | None, **options: Any) -> None:
+    """Time the records against eager, torch.compile and the composed libraries, interleaved in one run.
+
+    \b
+    Example: tilewright bench --suite full --json
+    """
+    from tilewright.search.bench import BenchRequest, run_bench
+
+    report = run_bench(BenchRequest(**options))
+    emit(report.to_json() if as_json else report.text(), as_json)
+    if fail_if_slower is not None and report.worst_ratio > fail_if_slower:
+        raise SystemExit(1)
+
+
+def emit(content: Any, as_json: bool) -> None:
+    """Prints one document."""
+    click.echo(json.dumps(content, indent=2, allow_nan=False) if as_json else content)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Console entry point: every expected failure is one line on stderr and its exit code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    try:
+        result = cli.main(arguments, prog_name="tilewright", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted: everything finished is stored", err=True)
+        return 130
+    except TilewrightError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else 1
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    main()
