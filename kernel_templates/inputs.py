@@ -1,8 +1,8 @@
 """Seeded inputs of a case, by the public protocol or harsher.
 
 The protocol (SOL-ExecBench): activations and biases are unit normal, weights are scaled by 1/sqrt(fan_in), norm
-weights are ones, and rotary tables are normals clamped to [-1, 1]. The strict level draws the norm weights too and
-multiplies one channel of the activations by 1000, because a kernel that ignores a norm weight passes the protocol.
+weights are ones, and tables (`draws` in tuning.json) are normals clamped to [-1, 1]. The strict level draws the norm
+weights too, because a kernel that ignores a norm weight passes the protocol, and scales one channel by 1000.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,9 @@ def make_inputs(
             inputs[spec.name] = float(case.problem.scalars[spec.name])
             continue
         values = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
-        inputs[spec.name] = _shaped(spec.name, values, options).to(getattr(torch, spec.dtype))
+        inputs[spec.name] = _shaped(spec.name, case.problem.draws.get(spec.name), values, options).to(
+            getattr(torch, spec.dtype)
+        )
     if case.weight_mode == "packed":
         for parts in case.problem.packings.values():
             pack(inputs, [name for name in parts if name in inputs])
@@ -64,13 +66,13 @@ def adjacent(tensors: Iterable[torch.Tensor]) -> bool:
     return True
 
 
-def _shaped(name: str, values: torch.Tensor, options: InputOptions) -> torch.Tensor:
+def _shaped(name: str, draw: str | None, values: torch.Tensor, options: InputOptions) -> torch.Tensor:
     if name.endswith("norm_weight"):
         return 1 + 0.5 * values if options.random_norm_weights else torch.ones_like(values)
     if name.endswith("weight"):
         return values * float(values.shape[-1] ** -0.5)
-    if name in ("cos", "sin"):
+    if draw == "clamped_normal":
         return values.clamp(-1, 1)
-    if name == "hidden_states" and options.outlier_channel:
+    if draw == "activation" and options.outlier_channel:
         values[..., values.shape[-1] // 3] *= OUTLIER_SCALE
     return values

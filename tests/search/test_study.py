@@ -17,7 +17,7 @@ GRID = [
 
 
 def cost(point: Mapping[str, Any]) -> float:
-    return abs(point["block_m"] - 64) + abs(point["block_n"] - 128) / 2 + point["warps"]
+    return float(abs(point["block_m"] - 64) + abs(point["block_n"] - 128) / 2 + point["warps"])
 
 
 def play(study: PointStudy, value: Callable[[Mapping[str, Any]], float | None] = cost) -> list[str]:
