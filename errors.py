@@ -29,6 +29,14 @@ class MachineUnfit(TilewrightError):
     exit_code = 4
 
 
+class GradientNeeded(TilewrightError, RuntimeError):
+    """A forward-only block was called where autograd would have to record it."""
+
+
+class NotWarmedUp(TilewrightError, RuntimeError):
+    """A CUDA graph is being captured and the call would compile: call `tilewright.runtime.warmup` first."""
+
+
 class DatabaseError(TilewrightError):
     """The database is locked, damaged, foreign, of a newer schema, or not writable."""
 

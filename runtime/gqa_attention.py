@@ -1,0 +1,211 @@
+"""`dispatch` for the gqa_attention family: what its arguments mean, and which variant of the problem they are."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tilewright.errors import UsageError
+from tilewright.kernel_templates.inputs import adjacent
+from tilewright.problem import Problem, WeightMode, WorkloadCase, load_problem
+from tilewright.runtime.engine import Launcher, launcher_for
+from tilewright.runtime.memo import Memo
+from tilewright.runtime.rotary import rotary_adapters, table_shape
+from tilewright.runtime.tensors import Adapter, check_alike, check_device, check_output, copies, signature
+from tilewright.runtime.variants import infer_case, without
+
+PROBLEM = "gqa_attention_with_qk_norm"
+NAMES = (
+    "hidden_states", "q_proj_weight", "q_proj_bias", "k_proj_weight", "k_proj_bias", "v_proj_weight", "v_proj_bias",
+    "o_proj_weight", "q_norm_weight", "k_norm_weight", "cos", "sin", "output",
+)  # fmt: skip
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+NORMS = ("q_norm_weight", "k_norm_weight")
+HEAD_DIMS = (64, 128)
+
+
+def dispatch(
+    *,
+    hidden_states: Tensor,
+    q_proj_weight: Tensor,
+    q_proj_bias: Tensor | None = None,
+    k_proj_weight: Tensor,
+    k_proj_bias: Tensor | None = None,
+    v_proj_weight: Tensor,
+    v_proj_bias: Tensor | None = None,
+    o_proj_weight: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    cos: Tensor,
+    sin: Tensor,
+    rms_norm_eps: float = 1e-5,
+    output: Tensor | None = None,
+    head_dim: int | None = None,
+) -> Tensor:
+    """The whole block by the best plan known for this call; `head_dim` is needed only where shapes leave it open.
+
+    Biases and norm weights may be left out, each group as a whole. Forward only. UsageError (a ValueError) names the
+    argument, its value and what is accepted.
+    """
+    given = (
+        hidden_states, q_proj_weight, q_proj_bias, k_proj_weight, k_proj_bias, v_proj_weight, v_proj_bias,
+        o_proj_weight, q_norm_weight, k_norm_weight, cos, sin, output,
+    )  # fmt: skip
+    grad = torch.is_grad_enabled()
+    try:
+        packed = q_proj_weight.data_ptr() + q_proj_weight.nbytes == k_proj_weight.data_ptr() and _is_packed(given)
+        key = (grad, head_dim, packed, *map(signature, given))
+    except AttributeError:
+        check_alike({name: t for name, t in zip(NAMES, given, strict=True) if t is not None}, grad=grad)
+        raise
+    call = _calls.get(key) or _calls.keep(key, _prepare(given, grad, head_dim, packed))
+    return call(given, rms_norm_eps)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A prepared call: valid for every set of arguments of one signature."""
+
+    present: tuple[tuple[int, str], ...]  # position and name of the tensors that are given
+    adapters: tuple[tuple[str, Adapter], ...]
+    output_shape: tuple[int, ...]
+    launcher: Launcher | None  # None where there is nothing to compute
+
+    def __call__(self, given: tuple[Tensor | None, ...], rms_norm_eps: float) -> Tensor:
+        tensors: dict[str, Any] = {name: given[i] for i, name in self.present}
+        if "output" not in tensors:
+            hidden: Tensor = tensors["hidden_states"]
+            tensors["output"] = torch.empty(self.output_shape, dtype=hidden.dtype, device=hidden.device)
+        output: Tensor = tensors["output"]
+        if type(rms_norm_eps) is not float or not 0.0 <= rms_norm_eps < math.inf:
+            rms_norm_eps = _checked_eps(rms_norm_eps)
+        if self.launcher is not None:
+            tensors["rms_norm_eps"] = rms_norm_eps
+            for name, adapt in self.adapters:
+                tensors[name] = adapt(tensors[name])
+            self.launcher(tensors)
+        return output
+
+
+_calls: Memo[tuple[Any, ...], _Call] = Memo()
+
+
+def _checked_eps(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise UsageError(f"rms_norm_eps must be a finite number of at least 0, got {value!r}")
+    return float(value)
+
+
+def _is_packed(given: tuple[Tensor | None, ...]) -> bool:
+    """True when the three weights, and the three biases where given, are views of one allocation, end to end."""
+    by_name = dict(zip(NAMES, given, strict=True))
+    for kind in ("weight", "bias"):
+        parts = [t for name in PROJECTIONS if (t := by_name[f"{name}_{kind}"]) is not None]
+        # Separate allocations may touch by chance; a view over them would leave its storage.
+        if len({t.untyped_storage().data_ptr() for t in parts}) > 1 or not adjacent(parts):
+            return False
+    return True
+
+
+def _prepare(given: tuple[Tensor | None, ...], grad: bool, head_dim: int | None, packed: bool) -> _Call:
+    """Checks everything that the signature fixes, and finds the plan."""
+    tensors = {name: tensor for name, tensor in zip(NAMES, given, strict=True) if tensor is not None}
+    missing = [name for name in ("hidden_states", "o_proj_weight", "cos", "sin") if name not in tensors]
+    missing += [f"{name}_weight" for name in PROJECTIONS if f"{name}_weight" not in tensors]
+    if missing:
+        raise UsageError(f"{missing[0]} is None; it must be a tensor")
+    dtype = check_alike(tensors, grad=grad)
+    case = infer(tensors, dtype, head_dim, "packed" if packed else "separate")
+    hidden = tensors["hidden_states"]
+    shape = (*hidden.shape[:2], case["hidden_size"])
+    if "output" in tensors:
+        check_output(tensors["output"], shape)
+    present = tuple((i, name) for i, name in enumerate(NAMES) if name in tensors)
+    if 0 in shape:
+        return _Call(present, (), shape, None)
+    check_device(hidden.device)
+    adapters = copies({name: t for name, t in tensors.items() if name not in ("cos", "sin", "output")})
+    adapters |= rotary_adapters(tensors["cos"], tensors["sin"], shape[0])
+    return _Call(present, tuple(adapters.items()), shape, launcher_for(case, hidden.device))
+
+
+def infer(tensors: Mapping[str, Tensor], dtype: str, head_dim: int | None, weight_mode: WeightMode) -> WorkloadCase:
+    """The case of these arguments; an empty batch or sequence counts as one row, so that all else is still checked."""
+    hidden = tensors["hidden_states"]
+    if hidden.dim() != 3:
+        raise UsageError(f"hidden_states has shape {tuple(hidden.shape)}, expected (batch_size, seq_len, hidden_size)")
+    batch, seq = hidden.shape[:2]
+    width = tensors["cos"].shape[-1] if tensors["cos"].dim() else 0
+    problem = _variant(_switch(tensors, NORMS), _switch(tensors, [f"{n}_bias" for n in PROJECTIONS]), dtype)
+    dim = _head_dim(tensors, head_dim, width)
+    if width < 2 or width % 2 or width > dim:
+        raise UsageError(
+            f"cos has a last dimension of {width}; accepted: an even rotary width of at most head_dim={dim}"
+        )
+    if width != dim:
+        problem = _with_rotary_width(problem, width)
+    shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+    shapes["hidden_states"] = (max(batch, 1), max(seq, 1), hidden.shape[2])
+    for name in ("cos", "sin"):
+        table_shape(name, tensors[name], batch, seq, width)
+        shapes[name] = (max(batch, 1), max(seq, 1), width)
+    case = infer_case(problem, shapes, weight_mode=weight_mode, known={"head_dim": dim})
+    heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]
+    if heads % kv_heads:
+        raise UsageError(
+            f"q_proj_weight gives {heads} query heads, accepted: a multiple of the {kv_heads} of k_proj_weight"
+        )
+    return case
+
+
+def _switch(tensors: Mapping[str, Tensor], names: "tuple[str, ...] | list[str]") -> bool:
+    """True when all of these are given, False when none is."""
+    given = [name for name in names if name in tensors]
+    if given and len(given) < len(names):
+        absent = next(name for name in names if name not in tensors)
+        raise UsageError(f"{given[0]} is given and {absent} is None; give all of {', '.join(names)} or none")
+    return bool(given)
+
+
+def _head_dim(tensors: Mapping[str, Tensor], head_dim: int | None, width: int) -> int:
+    """From the norm weight, the argument, or a rotary width that leaves no other choice."""
+    if head_dim is None and "q_norm_weight" in tensors:
+        head_dim = tensors["q_norm_weight"].numel()
+        source = "q_norm_weight"
+    elif head_dim is None and width == HEAD_DIMS[-1]:
+        return width
+    else:
+        source = "head_dim"
+    if head_dim is None:
+        raise UsageError(
+            f"head_dim cannot be told without q_norm_weight at rotary width {width}; pass head_dim=64 or 128"
+        )
+    if head_dim not in HEAD_DIMS:
+        raise UsageError(f"{source} gives head_dim={head_dim!r}; accepted: {', '.join(map(str, HEAD_DIMS))}")
+    return head_dim
+
+
+@cache
+def _variant(qk_norm: bool, bias: bool, dtype: str) -> Problem:
+    problem = load_problem(PROBLEM).with_dtype(dtype)
+    if not qk_norm:
+        problem = without(problem, ops=("qk_norm",))
+    if not bias:
+        problem = without(problem, inputs=[f"{name}_bias" for name in PROJECTIONS])
+    return problem
+
+
+def _with_rotary_width(problem: Problem, width: int) -> Problem:
+    """The problem with tables of `rotary_dim` columns: the first dims of each head turn, the rest pass through."""
+    inputs = tuple(
+        dataclasses.replace(spec, shape=(*(spec.shape or ())[:-1], "rotary_dim"))
+        if spec.name in ("cos", "sin")
+        else spec
+        for spec in problem.inputs
+    )
+    return dataclasses.replace(problem, inputs=inputs, constants={**problem.constants, "rotary_dim": width})
