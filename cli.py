@@ -54,13 +54,21 @@ def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
     \b
     Example: tilewright tune --case b4s512 --effort quick
     """
-    from tilewright.search.run import TuneRequest, plan_run, run_tune
+    from tilewright.search.run import TuneRequest, run_tune
 
     request = TuneRequest(**options)
     if dry_run:
-        emit(plan_run(request), as_json)
+        from tilewright.search.dry_run import plan_run
+
+        plan = plan_run(request)
+        emit(plan.to_json() if as_json else plan.text(), as_json)
         return
-    report = run_tune(request)
+    from rich.console import Console
+
+    from tilewright.live import LiveProgress
+
+    console = Console(stderr=True)
+    report = run_tune(request, lambda measures: LiveProgress(console, measures=measures))
     if as_json:
         emit(report.to_json(), as_json=True)
     if not report.all_found:
@@ -83,12 +91,34 @@ def bench(as_json: bool, fail_if_slower: float | None, **options: Any) -> None:
     \b
     Example: tilewright bench --suite full --json
     """
-    from tilewright.search.bench import BenchRequest, run_bench
+    from tilewright.search.bench_run import BenchRequest, run_bench
 
-    report = run_bench(BenchRequest(**options))
+    report = run_bench(BenchRequest(**options), plan_server(options["db"]), say)
     emit(report.to_json() if as_json else report.text(), as_json)
     if fail_if_slower is not None and report.worst_ratio > fail_if_slower:
         raise SystemExit(1)
+
+
+def plan_server(db: str | None) -> Any:
+    """For the device described: what the runtime would serve for a case, as the plan and its grade."""
+    from tilewright.runtime import lookup
+    from tilewright.runtime.machine import Machine
+
+    def server(environment: Any, limits: Any) -> Any:
+        machine = Machine(environment, limits)
+
+        def plan_for(case: Any) -> tuple[Any, str]:
+            found = lookup(case, machine, db=db)
+            return found.plan, found.grade.value
+
+        return plan_for
+
+    return server
+
+
+def say(text: str) -> None:
+    """Talk goes to stderr."""
+    click.echo(text, err=True)
 
 
 def emit(content: Any, as_json: bool) -> None:

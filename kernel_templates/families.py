@@ -19,11 +19,12 @@ Baseline = Callable[[WorkloadCase], Callable[[Tensors], None]]
 
 @dataclass(frozen=True)
 class Family:
-    """Templates, oracle ops and baselines of one kind of problem."""
+    """Templates, oracle ops and baselines of one kind of problem; a final runs against `final_baselines`."""
 
     registry: Registry
     ops: ReferenceOps
     baselines: Mapping[str, Baseline]
+    final_baselines: tuple[str, ...] = ()
 
 
 @cache

@@ -100,6 +100,7 @@ class BenchReport:
     cases: tuple[BenchCase, ...]
     tool_version: str
     finished_at: str
+    measures: bool = True  # False: the times only show that everything runs
 
     @property
     def compared(self) -> list[BenchCase]:
@@ -133,12 +134,18 @@ class BenchReport:
             "problem": self.problem,
             "environment": self.environment,
             "protocol": self.protocol,
+            "measures": self.measures,
             "aggregates": self.aggregates(),
             "cases": [case.to_json() for case in self.cases],
         }
 
     def text(self) -> str:
         """A table of 80 columns."""
+        if not self.measures:
+            return "\n".join(
+                f"{case.case.name:<9} {'ran' if OURS in case.times else f'failed: {case.failures}'}  {case.plan.label}"
+                for case in self.cases
+            )
         lines = [f"{'case':<9}{'ours us':>9}{'best us':>9}  {'baseline':<26}{'ratio':>7}  {'95 %':<13}{'SOL':>5}"]
         for case in self.cases:
             ours, best = case.times.get(OURS), case.best_baseline
@@ -158,13 +165,21 @@ class BenchReport:
 
 
 def run_cases(
-    cases: Sequence[WorkloadCase], plan_for: Callable[[WorkloadCase], tuple[FusionPlan, str]], **settings: Any
+    cases: Sequence[WorkloadCase],
+    plan_for: Callable[[WorkloadCase], tuple[FusionPlan, str]],
+    *,
+    says: Callable[[str], None],
+    **settings: Any,
 ) -> tuple[BenchCase, ...]:
     """`plan_for` gives the plan that the runtime would serve, and its grade."""
     results = []
     for case in cases:
         plan, grade = plan_for(case)
-        results.append(bench_case(case=case, plan=plan, grade=grade, **settings))
+        result = bench_case(case=case, plan=plan, grade=grade, **settings)
+        says(
+            f"{case.name}: {'no comparison' if result.ratio is None else f'{result.ratio:.3f} of {result.best_baseline}'}"
+        )
+        results.append(result)
     return tuple(results)
 
 

@@ -1,0 +1,219 @@
+"""A tuning run from request to report: opens the store before the GPU, and closes both whatever happens."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from tilewright.search.compile_ahead import PooledCompiler
+from tilewright.search.session import DeviceSession
+
+from tilewright.db.environment import Environment
+from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
+from tilewright.db.store import Store
+from tilewright.kernel_templates.base import Limits
+from tilewright.kernel_templates.families import load_family
+from tilewright.problem import WeightMode, WorkloadCase
+from tilewright.search.context import CompileAhead, Context, NoCompiler
+from tilewright.search.effort import effort_named
+from tilewright.search.interrupt import Interrupt
+from tilewright.search.outcome import PROTOCOL
+from tilewright.search.progress import CaseResult, Progress
+from tilewright.search.request import Selection, resolve
+from tilewright.search.space import KINDS
+from tilewright.search.study import make_sampler
+from tilewright.search.tune import Budget, Tuner
+
+
+@dataclass(frozen=True)
+class TuneRequest:
+    """The options of `tilewright tune`."""
+
+    problem: str
+    cases: Sequence[str] = ()
+    suite: str | None = None
+    device: str = "auto"
+    effort: str = "standard"
+    trials: int | None = None
+    budget: float | None = None
+    seed: int = 0
+    sampler: str = "auto"
+    min_gain: float = 0.01
+    weights: WeightMode = "separate"
+    triton_only: bool = False
+    db: str | None = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("triton",) if self.triton_only else KINDS
+
+    def select(self) -> Selection:
+        make_sampler(self.sampler, self.seed)  # an unknown name is told before anything is opened
+        return resolve(self.problem, cases=self.cases, suite=self.suite, device=self.device, weights=self.weights)
+
+
+class Watcher(Progress, Protocol):
+    """Progress that is drawn between `with` and its end."""
+
+    def __enter__(self) -> "Watcher": ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """What a run found; `seconds` is wall time."""
+
+    problem: str
+    environment: Environment
+    database: str
+    results: tuple[CaseResult, ...]
+    seconds: float
+    gpu_seconds: float
+
+    @property
+    def all_found(self) -> bool:
+        return bool(self.results) and all(result.record is not None for result in self.results)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": "tilewright.tune/1",
+            "tool_version": version("tilewright"),
+            "problem": self.problem,
+            "environment": environment_json(self.environment),
+            "database": self.database,
+            "seconds": round(self.seconds, 1),
+            "gpu_seconds": round(self.gpu_seconds, 1),
+            "cases": [_case_json(result) for result in self.results],
+        }
+
+
+def environment_json(environment: Environment) -> dict[str, Any]:
+    return {name: value for name, value in vars(environment).items() if value not in (None, "")}
+
+
+def _case_json(result: CaseResult) -> dict[str, Any]:
+    record = result.record
+    return {
+        "case": result.case.name,
+        "axes": dict(result.case.shape_axes),
+        "trials": result.counts,
+        "reused": result.reused,
+        "seconds": round(result.seconds, 2),
+        "message": result.message,
+        "record": None if record is None else _record_json(record),
+    }
+
+
+def _record_json(record: RecordRow) -> dict[str, Any]:
+    names = ("plan", "verdict", "regime", "weight_mode", "median_us", "low_us", "high_us", "default_us", "baseline")
+    return {name: getattr(record, name) for name in (*names, "baseline_us", "floor_us", "deterministic")}
+
+
+def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneReport:
+    """Tunes what is asked; `watch(measures)` makes the view of the run. Raises Interrupted after saving."""
+    selection = request.select()
+    budget = Budget(request.budget, request.trials)
+    effort = effort_named(request.effort)
+    family = load_family(selection.problem.family)
+    begun = time.monotonic()
+    with Store.open(request.db) as store, DeviceSession(selection.device) as session:
+        described = session.describe()
+        environment, limits = described.environment, described.limits
+        run = RunRow(_command(), request.seed, effort.name, version("tilewright"), PROTOCOL)
+        run_id = store.begin_run(run, environment)
+        records = _Records(store, run_id, environment)
+        with watch(limits.kind != "interpret") as progress, Interrupt(progress.says) as interrupt:
+            for warning in store.warnings:
+                progress.says(f"warning: {warning}")
+            progress.says(_headline(environment, store, selection))
+            with _run_outcome(store, run_id, interrupt), compiler_for(limits, selection) as compiler:
+                context = Context(
+                    family=family,
+                    device=session,
+                    compiler=compiler,
+                    environment=environment,
+                    limits=limits,
+                    effort=effort,
+                    progress=progress,
+                    record_trial=records.record_trial,
+                    known_trials=records.known_trials,
+                    ceilings=described.ceilings,
+                    kinds=request.kinds,
+                    baselines=family.final_baselines if limits.kind == "cuda" else (),
+                    sampler=request.sampler,
+                    seed=request.seed,
+                    min_gain=request.min_gain,
+                    stopping=lambda: interrupt.requested,
+                    now_s=time.monotonic,
+                )
+                results = Tuner(context, records).run(selection.cases, budget)
+                interrupt.raise_if_requested()
+        database = store.location.shown
+    seconds = time.monotonic() - begun
+    return TuneReport(selection.problem.name, environment, database, tuple(results), seconds, records.gpu_seconds)
+
+
+@contextmanager
+def _run_outcome(store: Store, run_id: int, interrupt: Interrupt) -> Iterator[None]:
+    """The run's row ends as the run does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        store.finish_run(run_id, RunStatus.INTERRUPTED, "stopped by a signal")
+        raise
+    except BaseException as error:
+        store.finish_run(run_id, RunStatus.FAILED, f"{type(error).__name__}: {error}"[:500])
+        raise
+    store.finish_run(run_id, RunStatus.DONE)
+
+
+def compiler_for(limits: Limits, selection: Selection) -> AbstractContextManager[CompileAhead]:
+    """Compiles ahead on all cores but one; nothing to compile in the interpreter."""
+    if limits.kind != "cuda":
+        return _nothing_to_compile()
+    return PooledCompiler(selection.problem.family, limits, processes=max(1, (os.cpu_count() or 2) - 1))
+
+
+@contextmanager
+def _nothing_to_compile() -> Iterator[CompileAhead]:
+    yield NoCompiler()
+
+
+class _Records:
+    """The store as one run sees it."""
+
+    def __init__(self, store: Store, run_id: int, environment: Environment) -> None:
+        self._store, self._run_id, self._environment = store, run_id, environment
+        self.gpu_seconds = 0.0
+
+    def record_trial(self, case: WorkloadCase, row: TrialRow) -> None:
+        self.gpu_seconds += row.gpu_s or 0.0
+        self._store.add_trial(self._run_id, case, self._environment, row)
+
+    def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
+        """What ended for a reason that would come again; a crash of the machine or a noisy time is tried again."""
+        rows = self._store.trials(case_key=case.key, env=self._environment)
+        return [row for row in rows if row.status is not Status.ERROR]
+
+    def activate(self, case: WorkloadCase, record: RecordRow) -> None:
+        self._store.activate(self._run_id, case, self._environment, record)
+
+    def active(self, case: WorkloadCase) -> RecordRow | None:
+        stored = self._store.active_record(case, self._environment)
+        return None if stored is None or stored.invalid else stored.record
+
+
+def _headline(environment: Environment, store: Store, selection: Selection) -> str:
+    return (
+        f"{environment.gpu_name} | Triton {environment.triton} | torch {environment.torch} | "
+        f"{selection.problem.name}, {len(selection.cases)} cases | database {store.location.shown}"
+    )
+
+
+def _command() -> str:
+    return shlex.join(["tilewright", *sys.argv[1:]])
