@@ -41,3 +41,31 @@ class DatabaseError(TilewrightError):
     """The database is locked, damaged, foreign, of a newer schema, or not writable."""
 
     exit_code = 5
+
+
+class MissingDatabase(DatabaseError):
+    """There is no database where a reader looked; readers create none."""
+
+
+class StoreLocked(DatabaseError):
+    """Another process held the write lock for longer than the busy timeout."""
+
+
+class SchemaTooNew(DatabaseError):
+    """A later version of tilewright wrote the file; it is left untouched."""
+
+
+class NotADatabase(DatabaseError):
+    """The file is no tilewright database: garbage, or another program's; it is left untouched."""
+
+
+class DamagedDatabase(DatabaseError):
+    """The file was a tilewright database and is cut off or malformed; it is left untouched."""
+
+
+class NotWritable(DatabaseError):
+    """The file or its folder may not be written."""
+
+
+class DiskFull(DatabaseError):
+    """No room for one more row; what was stored before is kept."""

@@ -1,9 +1,12 @@
 """What goes into the database and comes out of it: plain values, no SQL, no torch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from tilewright.db.environment import Environment
 
 
 class Status(StrEnum):
@@ -63,6 +66,7 @@ class TrialRow:
     noisy: str = ""  # why the measurement is doubted: throttle, contention
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    attempt: int = 1  # 2 for the repetition of a noisy trial within the same run
 
 
 @dataclass(frozen=True)
@@ -97,3 +101,57 @@ class RunRow:
     effort: str
     tool_version: str
     protocol: str
+
+
+class RunStatus(StrEnum):
+    """How a run ended, if it did."""
+
+    RUNNING = "running"
+    DONE = "done"
+    INTERRUPTED = "interrupted"  # by a signal, or found dead by the next run
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record with what it belongs to; `invalid` says why its content cannot be used (it is empty for a sound one)."""
+
+    record: RecordRow
+    environment: Environment
+    problem: str
+    case_name: str
+    axes: Mapping[str, int]  # the variable axes
+    id: int | None = None  # None where the record comes from a JSON file
+    run_id: int | None = None
+    active: bool = True
+    quarantine_reason: str = ""
+    invalid: str = ""
+
+
+@dataclass(frozen=True)
+class StoredTrial:
+    """A trial with what it belongs to; `invalid` as in StoredRecord."""
+
+    id: int
+    run_id: int
+    trial: TrialRow
+    environment: Environment
+    problem: str
+    case_name: str
+    invalid: str = ""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run with its outcome."""
+
+    id: int
+    run: RunRow
+    environment: Environment
+    status: RunStatus
+    note: str
+    pid: int
+    host: str
+    started_at: datetime
+    finished_at: datetime | None
+    trials: int

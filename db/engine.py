@@ -1,0 +1,149 @@
+"""Engines: the writer's, prepared once under a file lock, and plain ones for reading."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from filelock import FileLock, Timeout
+from sqlalchemy import Connection, Engine, NullPool, QueuePool, create_engine, event
+from sqlalchemy.engine import URL
+
+from tilewright.db import schema
+from tilewright.db.faults import explained, result_name
+from tilewright.db.mapping import from_json_text, to_json_text
+from tilewright.db.paths import Location
+from tilewright.errors import DatabaseError, NotWritable, StoreLocked
+
+JournalMode = Literal["wal", "delete", "truncate"]
+
+
+def open_sqlite(path: Path, query: str, busy_timeout_s: float) -> sqlite3.Connection:
+    """A connection that begins no transaction by itself; `query` holds SQLite's URI parameters."""
+    uri = f"file:{quote(str(path))}?{query}"
+    return sqlite3.connect(uri, uri=True, timeout=busy_timeout_s, isolation_level=None, check_same_thread=False)
+
+
+def sqlite_engine(connect: Callable[[], sqlite3.Connection], *, writes: bool) -> Engine:
+    """Writers take the write lock when they begin, so that no transaction fails half way for want of it."""
+    engine = create_engine(
+        "sqlite://",
+        creator=connect,
+        poolclass=QueuePool if writes else NullPool,
+        json_serializer=to_json_text,
+        json_deserializer=from_json_text,
+    )
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        reads = not writes or connection.get_execution_options().get("reads_only", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def server_engine(location: Location, url: URL, *, writes: bool) -> Engine:
+    """For PostgreSQL and other servers that SQLAlchemy knows."""
+    try:
+        engine = create_engine(url, json_serializer=to_json_text, json_deserializer=from_json_text, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise DatabaseError(f"database {location.shown} needs the driver {error.name}; install it with pip") from error
+    return engine if writes else engine.execution_options(postgresql_readonly=True)
+
+
+def writer_engine(path: Path, journal_mode: JournalMode | None, busy_timeout_s: float) -> Engine:
+    """Creates or upgrades the file where needed; None keeps its journal mode, and means WAL for a new one."""
+    _check_writable(path)
+
+    def connect() -> sqlite3.Connection:
+        connection = open_sqlite(path, "mode=rwc", busy_timeout_s)
+        try:
+            connection.execute("PRAGMA foreign_keys = ON")
+            if journal_mode in ("delete", "truncate"):
+                _set_journal_mode(connection, journal_mode, busy_timeout_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    engine = sqlite_engine(connect, writes=True)
+    try:
+        with explained(str(path)):
+            _prepare(engine, path, journal_mode, busy_timeout_s)
+            with engine.begin():
+                """Shows that the write lock can be had."""
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _check_writable(path: Path) -> None:
+    """Before SQLite leaves files of its own in a folder in which it then cannot write."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotWritable(f"folder {folder} cannot be made ({error.strerror}); pass another --db") from error
+    for needed in (folder, path) if path.exists() else (folder,):
+        if not os.access(needed, os.W_OK):
+            raise NotWritable(f"{needed} may not be written; change its permissions, or pass another --db")
+
+
+def _prepare(engine: Engine, path: Path, journal_mode: JournalMode | None, busy_timeout_s: float) -> None:
+    """Processes that start together must not each try to set the journal mode and make the tables."""
+    if path.exists() and path.stat().st_size > 0 and _is_prepared(engine, path, journal_mode):
+        return
+    lock = Path(f"{path}.lock")
+    try:
+        with FileLock(lock, timeout=max(busy_timeout_s, 1.0) + 30.0):
+            _prepare_alone(engine, path, journal_mode, busy_timeout_s)
+    except Timeout as error:
+        raise StoreLocked(f"database {path} is being set up by another process, which holds {lock}; retry") from error
+    except OSError as error:
+        raise NotWritable(f"{lock} cannot be made ({error.strerror}); check the folder's permissions") from error
+
+
+def _prepare_alone(engine: Engine, path: Path, journal_mode: JournalMode | None, busy_timeout_s: float) -> None:
+    with engine.connect().execution_options(reads_only=True) as connection:
+        state = schema.state(connection, str(path))
+    if journal_mode == "wal" or (journal_mode is None and state is schema.State.EMPTY):
+        raw = engine.raw_connection()
+        try:
+            _set_journal_mode(_driver_connection(raw), "wal", busy_timeout_s)
+        finally:
+            raw.close()
+    with engine.begin() as connection:
+        if schema.state(connection, str(path)) is not schema.State.CURRENT:
+            schema.migrate(connection)
+
+
+def _is_prepared(engine: Engine, path: Path, journal_mode: JournalMode | None) -> bool:
+    with engine.connect().execution_options(reads_only=True) as connection:
+        is_current = schema.state(connection, str(path)) is schema.State.CURRENT
+        actual = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
+    return is_current and (journal_mode is None or actual == journal_mode)
+
+
+def _driver_connection(raw: Any) -> sqlite3.Connection:
+    connection = raw.driver_connection
+    assert isinstance(connection, sqlite3.Connection)
+    return connection
+
+
+def _set_journal_mode(connection: sqlite3.Connection, mode: JournalMode, busy_timeout_s: float) -> None:
+    """SQLite's busy timeout does not cover the change from and to WAL, so this waits itself."""
+    deadline = time.monotonic() + busy_timeout_s
+    while True:
+        try:
+            if connection.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0] == mode:
+                return
+        except sqlite3.OperationalError as error:
+            if not result_name(error).startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise StoreLocked(f"the journal mode cannot become {mode} while others use the database; close them first")
+        time.sleep(0.02)
