@@ -51,7 +51,7 @@ def _table(group: Group, width: int, terminal: bool) -> Table:
     rows = [_cells(row, group.measured) for row in group.rows]
     headers = ("case", "median us", "+-", "default", "baseline", "% SOL") if group.measured else ("case", "state")
     table = Table(box=box.SIMPLE_HEAD if terminal else None, padding=(0, 1, 0, 0), pad_edge=False)
-    room = width - 3 * terminal
+    room = width - (len(headers) + 2) * terminal  # the box draws a blank between columns and at both ends
     for column, header in enumerate(headers):
         table.add_column(header, justify="right" if column and group.measured else "left", no_wrap=True)
         room -= max(len(header), *(len(row[column]) for row in rows)) + 1
@@ -68,9 +68,14 @@ def _cells(row: BestRow, measured: bool) -> tuple[str, ...]:
     if row.invalid:
         return clean(row.case), "invalid", "", "", "", "", clean(row.invalid)
     return (
-        clean(row.case), _number(row.median_us, "{:.1f}"), _number(row.half_width_percent, "{:.1f}%"), _number(row.speedup_default, "{:.2f}x"),
-        _number(row.speedup_baseline, "{:.2f}x"), _number(row.percent_sol, "{:.0f}"), clean(row.label),
-    )  # fmt: skip
+        clean(row.case),
+        _number(row.median_us, "{:.1f}"),
+        _number(row.half_width_percent, "{:.1f}%"),
+        _number(row.speedup_default, "{:.2f}x"),
+        _number(row.speedup_baseline, "{:.2f}x"),
+        _number(row.percent_sol, "{:.0f}"),
+        clean(row.label),
+    )
 
 
 def status(row: BestRow) -> str:
