@@ -60,17 +60,22 @@ def user_database() -> Path:
 
 
 def _load(layer: Layer, target: str) -> RecordSet:
+    if layer is Layer.SHIPPED:
+        files = sorted(Path(target).glob("*.json"))
+        return RecordSet(layer, target, [record for file in files for record in _readable(layer, str(file))])
+    return RecordSet(layer, target, _readable(layer, target))
+
+
+def _readable(layer: Layer, target: str) -> list[StoredRecord]:
     try:
-        return RecordSet(layer, target, _read(layer, target))
+        return _read(layer, target)
     except (TilewrightError, OSError, ValueError, ImportError) as error:
-        warn_once(("layer", target), "%s database %s is not used: %s", layer, target, error)
-        return RecordSet(layer, target)
+        warn_once(("layer", target), "%s records in %s are not used: %s", layer, target, error)
+        return []
 
 
 def _read(layer: Layer, target: str) -> list[StoredRecord]:
     path = Path(target)
-    if layer is Layer.SHIPPED:
-        return [record for file in sorted(path.glob("*.json")) for record in read_records(file)]
     if "://" not in target and not path.exists():
         if layer is Layer.USER:  # nothing was tuned here yet: no fault, and the untuned shape is warned of anyway
             return []
