@@ -9,7 +9,7 @@ _GIB = 1 << 30
 
 
 def normalised_gpu_name(name: str) -> str:
-    """One spelling per model: `NVIDIA_H200` becomes `NVIDIA H200`; `NVIDIA H200 NVL` stays another card."""
+    """One spelling per model: `NVIDIA_H200` and ` NVIDIA  H200` are `NVIDIA H200`; `NVIDIA H200 NVL` is another."""
     return re.sub(r"[\s_]+", " ", name).strip()
 
 

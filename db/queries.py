@@ -101,7 +101,7 @@ def counts(session: Session, case_key: str | None = None) -> dict[Status, int]:
     statement = select(TrialTable.status, func.count()).group_by(TrialTable.status)
     if case_key is not None:
         statement = statement.join(CaseTable, CaseTable.id == TrialTable.case_id).where(CaseTable.key == case_key)
-    found = dict(session.execute(statement).tuples().all())
+    found = {row[0]: row[1] for row in session.execute(statement)}
     return {status: found[status] for status in Status if status in found}
 
 

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import platformdirs
 
+from tilewright.db.records_json import read_records
 from tilewright.db.rows import StoredRecord
+from tilewright.db.shipped import SHIPPED_DIR
 from tilewright.errors import TilewrightError
 from tilewright.runtime.log import warn_once
 from tilewright.runtime.memo import Memo
 
-RECORDS_DIR = Path(__file__).resolve().parent / "records"
 DATABASE_VARIABLE = "TILEWRIGHT_DB"
+BUSY_TIMEOUT_S = 2.0  # a model must not wait for a tuner: rather serve the next layer
 
 
 class Layer(StrEnum):
@@ -48,7 +50,7 @@ def record_sets(db: str | Path | None = None) -> tuple[RecordSet, ...]:
     """Every layer for this explicit database, most specific first; read once per process, until `forget()`."""
     explicit = str(db) if db is not None else os.environ.get(DATABASE_VARIABLE, "")
     targets = [(Layer.EXPLICIT, explicit)] if explicit else []
-    targets += [(Layer.USER, str(user_database())), (Layer.SHIPPED, str(RECORDS_DIR))]
+    targets += [(Layer.USER, str(user_database())), (Layer.SHIPPED, str(SHIPPED_DIR))]
     return tuple(_sets.get(target) or _sets.keep(target, _load(*target)) for target in targets)
 
 
@@ -58,27 +60,31 @@ def user_database() -> Path:
 
 
 def _load(layer: Layer, target: str) -> RecordSet:
+    if layer is Layer.SHIPPED:
+        files = sorted(Path(target).glob("*.json"))
+        return RecordSet(layer, target, [record for file in files for record in _readable(layer, str(file))])
+    return RecordSet(layer, target, _readable(layer, target))
+
+
+def _readable(layer: Layer, target: str) -> list[StoredRecord]:
     try:
-        return RecordSet(layer, target, _read(layer, target))
+        return _read(layer, target)
     except (TilewrightError, OSError, ValueError, ImportError) as error:
-        warn_once(("layer", target), "%s database %s is not used: %s", layer, target, error)
-        return RecordSet(layer, target)
+        warn_once(("layer", target), "%s records in %s are not used: %s", layer, target, error)
+        return []
 
 
 def _read(layer: Layer, target: str) -> list[StoredRecord]:
     path = Path(target)
-    if layer is Layer.SHIPPED:
-        return [record for file in sorted(path.glob("*.json")) for record in _read_json(file)]
     if "://" not in target and not path.exists():
         if layer is Layer.USER:  # nothing was tuned here yet: no fault, and the untuned shape is warned of anyway
             return []
         raise FileNotFoundError("there is no such file")
-    return _read_json(path) if path.suffix == ".json" else _read_database(target)
-
-
-def _read_json(path: Path) -> list[StoredRecord]:
-    raise NotImplementedError
+    return read_records(path) if path.suffix == ".json" else _read_database(target)
 
 
 def _read_database(target: str) -> list[StoredRecord]:
-    raise NotImplementedError
+    from tilewright.db.reader import Reader
+
+    with Reader.open(target, busy_timeout_s=BUSY_TIMEOUT_S) as reader:
+        return reader.active_records()

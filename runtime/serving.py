@@ -256,7 +256,7 @@ def _distance(record: StoredRecord, case: WorkloadCase) -> tuple[Any, ...] | Non
     ratios += [_ratio(record.axes[axis], here[axis]) for axis in reversed(case.problem.variable_axes)]
     if any(ratio > MOST_RATIO for ratio in ratios):
         return None
-    return (*ratios, case.problem.case(**record.axes).name)
+    return (*ratios, record.case_name)
 
 
 def _ratio(a: int, b: int) -> Fraction:

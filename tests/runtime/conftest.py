@@ -16,7 +16,7 @@ def _serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.delenv("TILEWRIGHT_DB", raising=False)
-    monkeypatch.setattr(layers, "RECORDS_DIR", tmp_path / "shipped")
+    monkeypatch.setattr(layers, "SHIPPED_DIR", tmp_path / "shipped")
     families.load_family.cache_clear()
     forget()
     eager_family.LAUNCHES.clear()

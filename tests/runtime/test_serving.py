@@ -17,7 +17,7 @@ from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 from tilewright.problem import WorkloadCase, load_problem
 from tilewright.runtime import Grade, Lookup, dispatch, forget, layers, lookup
-from tilewright.runtime.layers import Layer
+from tilewright.runtime.layers import Layer, RecordSet
 from tilewright.runtime.machine import Machine
 
 PROBLEM = load_problem()
@@ -60,7 +60,7 @@ def a_record(case: WorkloadCase, *, plan: Any = None, environment: Environment =
 def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     """Puts records into layers without a file: `serve(*records)` is the user's database."""
     content: dict[Layer, list[StoredRecord]] = {}
-    monkeypatch.setattr(layers, "_read", lambda layer, target: content.get(layer, []))
+    monkeypatch.setattr(layers, "_load", lambda layer, target: RecordSet(layer, target, content.get(layer, ())))
 
     def put(*records: StoredRecord, layer: Layer = Layer.USER) -> None:
         content[layer] = list(records)
