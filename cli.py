@@ -1,27 +1,25 @@
 """The command line: parses, calls, prints. Data goes to stdout, everything else to stderr."""
 
-import json
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
+from tilewright import cli_queries
+from tilewright.cli_options import (
+    case_option,
+    db_option,
+    device_option,
+    emit,
+    json_option,
+    problem_option,
+    say,
+    suite_option,
+)
 from tilewright.errors import TilewrightError
-from tilewright.problem import DEFAULT_PROBLEM, SUITES
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "TILEWRIGHT"}
-
-problem_option = click.option("--problem", default=DEFAULT_PROBLEM, show_default=True, help="Name, or a folder.")
-case_option = click.option("--case", "cases", multiple=True, metavar="CASE", help="b4s512 or batch_size=4,seq_len=512.")
-db_option = click.option("--db", envvar="TILEWRIGHT_DB", metavar="PATH|URL", help="Default: the user's data folder.")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-device_option = click.option(
-    "--device", default="auto", show_default=True, metavar="auto|cuda|cuda:N|interpret", help="Where candidates run."
-)
-suite_option = click.option(
-    "--suite", type=click.Choice(SUITES), help="Default: full on a GPU, smoke in the interpreter."
-)
 
 
 @click.group(context_settings=CONTEXT)
@@ -116,14 +114,8 @@ def plan_server(db: str | None) -> Any:
     return server
 
 
-def say(text: str) -> None:
-    """Talk goes to stderr."""
-    click.echo(text, err=True)
-
-
-def emit(content: Any, as_json: bool) -> None:
-    """Prints one document."""
-    click.echo(json.dumps(content, indent=2, allow_nan=False) if as_json else content)
+for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export):
+    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -138,9 +130,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted: everything finished is stored", err=True)
-        return 130
+    except (click.Abort, KeyboardInterrupt) as error:
+        click.echo(str(error) or "interrupted", err=True)
+        return getattr(error, "exit_code", 130)
     except TilewrightError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code

@@ -20,10 +20,12 @@ ALLOWED = {
     "db": {"db", "problem", "errors"},
     "kernel_templates": {"kernel_templates", "problem", "errors"},
     "search": {"search", "kernel_templates", "db", "problem", "errors"},
-    "runtime": {"runtime", "kernel_templates", "db", "problem", "errors"},
+    "runtime": {"runtime", "kernel_templates", "db", "problem", "expressions", "errors"},
     "report": {"report", "kernel_templates", "db", "problem", "errors"},
     "live": {"search", "db", "problem", "errors"},
-    "cli": {"live", "search", "runtime", "report", "db", "problem", "errors"},
+    "cli_options": {"problem", "errors"},
+    "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
+    "cli": {"cli_options", "cli_queries", "live", "search", "runtime", "report", "db", "problem", "errors"},
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},

@@ -1,0 +1,149 @@
+"""The commands that only read: lookup, results, doctor, export."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tilewright.cli_options import (
+    case_option,
+    db_option,
+    device_option,
+    emit,
+    json_option,
+    problem_option,
+    suite_option,
+)
+from tilewright.errors import NothingFound
+from tilewright.problem import load_problem
+
+
+@click.command()
+@problem_option
+@click.option("--case", "case_text", required=True, metavar="CASE", help="b4s512 or batch_size=4,seq_len=512.")
+@suite_option
+@device_option
+@click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
+@db_option
+@click.option("--explain", is_flag=True, help="Say why, and which records were passed over.")
+@json_option
+def lookup(
+    problem: str,
+    case_text: str,
+    suite: str | None,
+    device: str,
+    weights: Any,
+    db: str | None,
+    explain: bool,
+    as_json: bool,
+) -> None:
+    """What the runtime would run for a case here, and from which layer.
+
+    \b
+    Example: tilewright lookup --case b4s512 --explain
+    """
+    from tilewright.runtime import lookup as find
+
+    case = load_problem(problem).at_suite(suite or "full").parse_case(case_text, weight_mode=weights)
+    found = find(case, device, db=db)
+    if as_json:
+        emit(found.to_json(), as_json=True)
+        return
+    lines = [f"{case.name}: {found.grade.value} from {found.layer.value}: {found.plan.label}"]
+    lines += [f"  {stage.template} {dict(stage.values)}" for stage in found.plan.stages]
+    if explain:
+        lines.append(f"  why: {found.reason}")
+        lines += [f"  differs: {difference}" for difference in found.differences]
+        for other in found.passed_over:
+            lines.append(f"  passed over ({other.grade.value}, {other.layer.value}): {'; '.join(other.differences)}")
+        lines.append(f"  key: {case.key}")
+    emit("\n".join(lines), as_json=False)
+
+
+@click.command()
+@click.option("--problem", help="Only this problem.")
+@case_option
+@click.option("--gpu", help="Only this GPU model.")
+@db_option
+@click.option("--own", is_flag=True, help="Leave out the records shipped with the package.")
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="One line a case.")
+def results(
+    problem: str | None, cases: tuple[str, ...], gpu: str | None, db: str | None, own: bool, as_json: bool, as_csv: bool
+) -> None:
+    """The best plan of each case, how sure we are, and how far from the roofline.
+
+    \b
+    Example: tilewright results --problem gqa_attention_with_qk_norm --csv
+    """
+    from tilewright.report.queries import best_per_case
+    from tilewright.report.sources import gather
+    from tilewright.report.tables import results_csv, results_json, results_text
+
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    names = {load_problem(problem).parse_case(text).name for text in cases} if problem else set(cases)
+    found = gather(db, problem=problem, gpu=gpu, shipped=not own)
+    groups = best_per_case(record for record in found if not names or record.stored.case_name in names)
+    if as_json:
+        emit(results_json(groups), as_json=True)
+    elif as_csv:
+        click.echo(results_csv(groups), nl=False)
+    elif groups:
+        emit(results_text(groups, width=_width(), terminal=sys.stdout.isatty()), as_json=False)
+    if not groups:
+        raise NothingFound("no record matches; `tilewright tune` makes some")
+
+
+def _width() -> int:
+    """Of the terminal; 80 where there is none."""
+    return max(80, shutil.get_terminal_size((80, 24)).columns)
+
+
+@click.command()
+@db_option
+@json_option
+def doctor(db: str | None, as_json: bool) -> None:
+    """Is this machine fit: GPU, driver, Triton, torch, timer, clocks, database, folders.
+
+    \b
+    Example: tilewright doctor --json
+    """
+    from tilewright.runtime.doctor import State, examine, worst
+
+    checks = examine(db)
+    if as_json:
+        content = {"schema": "tilewright.doctor/1", "worst": worst(checks).value}
+        emit({**content, "checks": [check.to_json() for check in checks]}, as_json=True)
+    else:
+        emit("\n".join(f"{check.state.value:<5}{check.name:<12} {check.detail}" for check in checks), as_json=False)
+    if worst(checks) is State.FAIL:
+        raise SystemExit(4)
+
+
+@click.group()
+def export() -> None:
+    """Write what was found in another form."""
+
+
+@export.command("records")
+@db_option
+@click.option("--problem", help="Only this problem.")
+@click.option("--gpu", help="Only this GPU model.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def export_records(db: str | None, problem: str | None, gpu: str | None, output: Path) -> None:
+    """The active records as one JSON file that the runtime can serve from without SQLAlchemy.
+
+    \b
+    Example: tilewright export records --gpu "NVIDIA H200" -o nvidia_h200.json
+    """
+    from tilewright.db.records_json import write_records
+    from tilewright.report.sources import gather
+
+    found = gather(db, problem=problem, gpu=gpu, shipped=False)
+    if not found:
+        raise NothingFound("no record matches; `tilewright tune` makes some")
+    write_records(output, [sourced.stored for sourced in found])
+    click.echo(f"{len(found)} records written to {output}", err=True)
