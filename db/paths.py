@@ -65,6 +65,8 @@ def _file(path: Path) -> Location:
     path = Path(os.path.abspath(path.expanduser()))
     if path.is_dir():
         raise NotADatabase(f"{path} is a folder; name a file in it")
+    if path.is_file() and path.stat().st_size == 1:  # which SQLite takes for an empty file, and overwrites
+        raise NotADatabase(f"database {path} is one byte long and is left as it is; pass another --db")
     return Location(str(path), path=path)
 
 
