@@ -77,7 +77,14 @@ FAULTY = {
 }
 
 
-@pytest.mark.parametrize("opened", [Store.open, Reader.open], ids=["store", "reader"])
+OPENED: dict[str, Callable[[Path], object]] = {
+    "store": Store.open,
+    "store without wal": lambda path: Store.open(path, journal_mode="delete"),
+    "reader": Reader.open,
+}
+
+
+@pytest.mark.parametrize("opened", OPENED.values(), ids=OPENED)
 @pytest.mark.parametrize("fault", FAULTY)
 def test_a_faulty_file_is_explained_and_left_as_it_is(
     tmp_path: Path, fault: str, opened: Callable[[Path], object]

@@ -77,6 +77,14 @@ def test_a_log_without_its_index_is_read(path: Path) -> None:
     assert contents(path.parent) == before
 
 
+def test_a_link_reads_what_its_target_holds(path: Path) -> None:
+    acknowledged = leave_a_log(path)
+    link = path.parent / "link.sqlite"
+    link.symlink_to(path)
+    with Reader.open(link) as reader:
+        assert len(reader.trials()) >= acknowledged
+
+
 def test_a_dead_writers_rollback_journal_is_rolled_back_in_a_copy(path: Path) -> None:
     Store.open(path, journal_mode="delete").close()
     fill(path)
