@@ -7,12 +7,14 @@ import torch
 from eager_family import LAUNCHES
 from torch import Tensor
 
-from tilewright.errors import GradientNeeded, MachineUnfit, UsageError
+from tilewright.errors import GradientNeeded, MachineUnfit, NotWarmedUp, UsageError
 from tilewright.kernel_templates.gqa_attention.reference import OPS
 from tilewright.kernel_templates.inputs import InputOptions, make_inputs
 from tilewright.kernel_templates.reference import run_ops
 from tilewright.problem import WorkloadCase, load_problem
 from tilewright.runtime import dispatch, gqa_attention, warmup
+from tilewright.runtime.engine import launcher_for
+from tilewright.runtime.memo import Memo
 
 SMOKE = load_problem().with_constants(**load_problem().smoke_constants)
 BIASES = ("q_proj_bias", "k_proj_bias", "v_proj_bias")
@@ -254,3 +256,29 @@ def test_threads_get_the_same_answer() -> None:
 def test_warmup_runs_the_plan_of_each_case() -> None:
     warmup([a_case(), a_case(packed=True)], "interpret")
     assert LAUNCHES == ["projection", "norm_rope", "attention", "output"] * 2
+
+
+def test_a_capture_of_a_cold_call_names_warmup_and_the_call_works_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = a_case()
+    launcher = launcher_for(case, torch.device("cpu"))
+    monkeypatch.setattr(launcher, "_index", 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(NotWarmedUp, match=r"tilewright\.runtime\.warmup"):
+        dispatch(**arguments(case))
+    monkeypatch.setattr(launcher, "_index", None)
+    given = arguments(case)
+    assert torch.equal(dispatch(**given), reference(case, given))
+
+
+def test_intermediates_are_not_kept_between_calls() -> None:
+    case = a_case()
+    dispatch(**arguments(case))
+    kept = [value for value in vars(launcher_for(case, torch.device("cpu"))).values() if isinstance(value, Tensor)]
+    assert kept == []
+
+
+def test_the_memo_is_bounded_and_drops_the_oldest() -> None:
+    memo: Memo[int, int] = Memo(capacity=100)
+    for key in range(1000):
+        memo.keep(key, key)
+    assert (len(memo), memo.get(999), memo.get(0)) == (100, 999, None)
