@@ -213,6 +213,23 @@ def test_the_nearest_shape_is_chosen_by_tokens_then_length_then_name(serve: Serv
     assert lookup(a_case(4, 512), a_machine()).record is records[1]
 
 
+def test_equal_token_counts_are_told_apart_by_length(serve: Serve) -> None:
+    records = [a_record(a_case(4, 768)), a_record(a_case(6, 512))]
+    serve(*records)
+    assert lookup(a_case(4, 512), a_machine()).record is records[1]
+
+
+@pytest.mark.parametrize("change", [{"gpu_name": "NVIDIA H100"}, {"triton": "3.5.0"}])
+def test_a_near_shape_of_another_card_or_compiler_is_not_inherited(serve: Serve, change: dict[str, Any]) -> None:
+    serve(a_record(a_case(4, 500), environment=dataclasses.replace(H200, **change)))
+    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
+
+
+def test_a_near_shape_of_another_template_source_is_not_inherited(serve: Serve) -> None:
+    serve(a_record(a_case(4, 500), source_hash="0" * 16))
+    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
+
+
 def test_ties_go_to_the_first_name(serve: Serve) -> None:
     records = [a_record(a_case(4, 1024)), a_record(a_case(4, 256))]
     serve(*records)
