@@ -4,8 +4,9 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
@@ -60,19 +61,15 @@ def writer_engine(path: Path, journal_mode: JournalMode | None, busy_timeout_s: 
 
     def connect() -> sqlite3.Connection:
         connection = open_sqlite(path, "mode=rwc", busy_timeout_s)
-        try:
-            connection.execute("PRAGMA foreign_keys = ON")
-            if journal_mode in ("delete", "truncate"):
-                _set_journal_mode(connection, journal_mode, busy_timeout_s)
-        except BaseException:
-            connection.close()
-            raise
+        connection.execute("PRAGMA foreign_keys = ON")
         return connection
 
     engine = sqlite_engine(connect, writes=True)
     try:
         with explained(str(path)):
             _prepare(engine, path, journal_mode, busy_timeout_s)
+            if journal_mode == "truncate":
+                _truncate_journals(engine)
             with engine.begin():
                 """Shows that the write lock can be had."""
     except BaseException:
@@ -97,53 +94,59 @@ def _prepare(engine: Engine, path: Path, journal_mode: JournalMode | None, busy_
     """Processes that start together must not each try to set the journal mode and make the tables."""
     if path.exists() and path.stat().st_size > 0 and _is_prepared(engine, path, journal_mode):
         return
-    lock = Path(f"{path}.lock")
+    lock = FileLock(f"{path}.lock", timeout=busy_timeout_s + 30.0)
     try:
-        with FileLock(lock, timeout=max(busy_timeout_s, 1.0) + 30.0):
-            _prepare_alone(engine, path, journal_mode, busy_timeout_s)
+        held = lock.acquire()
     except Timeout as error:
-        raise StoreLocked(f"database {path} is being set up by another process, which holds {lock}; retry") from error
+        raise StoreLocked(f"database {path} is being set up by another process; retry when it is done") from error
     except OSError as error:
-        raise NotWritable(f"{lock} cannot be made ({error.strerror}); check the folder's permissions") from error
+        raise NotWritable(f"{path}.lock cannot be made ({error.strerror}); check the folder's permissions") from error
+    with held:
+        _prepare_alone(engine, path, journal_mode, busy_timeout_s)
 
 
 def _prepare_alone(engine: Engine, path: Path, journal_mode: JournalMode | None, busy_timeout_s: float) -> None:
     with engine.connect().execution_options(reads_only=True) as connection:
-        state = schema.state(connection, str(path))
-    if journal_mode == "wal" or (journal_mode is None and state is schema.State.EMPTY):
-        raw = engine.raw_connection()
-        try:
-            _set_journal_mode(_driver_connection(raw), "wal", busy_timeout_s)
-        finally:
-            raw.close()
+        state = schema.state(connection, str(path))  # raises before anything of a foreign file is changed
+    if journal_mode is None and state is schema.State.EMPTY:
+        journal_mode = "wal"
+    if journal_mode is not None:
+        engine.dispose()  # the mode changes only while no other connection is open
+        _set_journal_mode(path, journal_mode, busy_timeout_s)
     with engine.begin() as connection:
         if schema.state(connection, str(path)) is not schema.State.CURRENT:
             schema.migrate(connection)
 
 
 def _is_prepared(engine: Engine, path: Path, journal_mode: JournalMode | None) -> bool:
+    """Of the modes, a file remembers only whether it is WAL."""
     with engine.connect().execution_options(reads_only=True) as connection:
         is_current = schema.state(connection, str(path)) is schema.State.CURRENT
-        actual = connection.exec_driver_sql("PRAGMA journal_mode").scalar()
-    return is_current and (journal_mode is None or actual == journal_mode)
+        is_wal = connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    return is_current and (journal_mode is None or is_wal == (journal_mode == "wal"))
 
 
-def _driver_connection(raw: Any) -> sqlite3.Connection:
-    connection = raw.driver_connection
-    assert isinstance(connection, sqlite3.Connection)
-    return connection
-
-
-def _set_journal_mode(connection: sqlite3.Connection, mode: JournalMode, busy_timeout_s: float) -> None:
+def _set_journal_mode(path: Path, mode: JournalMode, busy_timeout_s: float) -> None:
     """SQLite's busy timeout does not cover the change from and to WAL, so this waits itself."""
     deadline = time.monotonic() + busy_timeout_s
-    while True:
-        try:
-            if connection.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0] == mode:
-                return
-        except sqlite3.OperationalError as error:
-            if not result_name(error).startswith("SQLITE_BUSY") or time.monotonic() > deadline:
-                raise
-        if time.monotonic() > deadline:
-            raise StoreLocked(f"the journal mode cannot become {mode} while others use the database; close them first")
-        time.sleep(0.02)
+    with closing(open_sqlite(path, "mode=rwc", busy_timeout_s)) as connection:
+        while True:
+            try:
+                if connection.execute(f"PRAGMA journal_mode = {mode}").fetchone()[0] == mode:
+                    return
+            except sqlite3.OperationalError as error:
+                if not result_name(error).startswith("SQLITE_BUSY"):
+                    raise
+            if time.monotonic() > deadline:
+                what = f"cannot change its journal mode to {mode} while others have it open"
+                raise StoreLocked(f"database {path} {what}; retry when they are done")
+            time.sleep(0.02)
+
+
+def _truncate_journals(engine: Engine) -> None:
+    """A choice of each connection; the file does not keep it."""
+    engine.dispose()
+
+    @event.listens_for(engine, "connect")
+    def choose(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA journal_mode = truncate").fetchone()

@@ -62,9 +62,11 @@ def locate(target: str | Path | None) -> Location:
 
 
 def _file(path: Path) -> Location:
-    path = Path(os.path.abspath(path.expanduser()))
+    path = Path(os.path.realpath(path.expanduser()))  # SQLite puts its log beside the target of a link
     if path.is_dir():
         raise NotADatabase(f"{path} is a folder; name a file in it")
+    if path.is_file() and path.stat().st_size == 1:  # which SQLite takes for an empty file, and overwrites
+        raise NotADatabase(f"database {path} is one byte long and is left as it is; pass another --db")
     return Location(str(path), path=path)
 
 

@@ -4,6 +4,7 @@ import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from db_factories import a_case, a_record, a_run, a_trial, an_env, fill
@@ -11,7 +12,7 @@ from db_factories import a_case, a_record, a_run, a_trial, an_env, fill
 from tilewright.db.reader import Reader
 from tilewright.db.rows import Level, RunStatus, Status
 from tilewright.db.store import Store
-from tilewright.errors import DiskFull, NothingFound, UsageError
+from tilewright.errors import DiskFull, NothingFound, StoreLocked, UsageError
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_a_trial_is_stored_once_however_often_it_is_sent(path: Path) -> None:
     "changes",
     [{"attempt": 2}, {"regime": "eager"}, {"source_hash": "other"}, {"level": Level.PLAN}, {"digest": "other"}],
 )
-def test_a_trial_that_differs_in_its_identity_is_another_one(path: Path, changes: dict[str, object]) -> None:
+def test_a_trial_that_differs_in_its_identity_is_another_one(path: Path, changes: dict[str, Any]) -> None:
     with Store.open(path) as store:
         run = store.begin_run(a_run(), an_env())
         store.add_trial(run, a_case(), an_env(), a_trial())
@@ -214,6 +215,11 @@ def test_the_journal_mode_of_a_file_can_be_changed(path: Path) -> None:
         assert len(store.trials()) == 3
     with closing(sqlite3.connect(path)) as other:
         assert other.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_the_journal_mode_of_a_file_in_use_is_one_clear_error(path: Path) -> None:
+    with Store.open(path), pytest.raises(StoreLocked, match=r"cannot change its journal mode to delete while others"):
+        Store.open(path, journal_mode="delete", busy_timeout_s=0.1)
 
 
 def test_the_views_answer_people_with_other_tools(path: Path) -> None:
