@@ -60,8 +60,8 @@ def dispatch(
     try:
         packed = q_proj_weight.data_ptr() + q_proj_weight.nbytes == k_proj_weight.data_ptr() and _is_packed(given)
         key = (grad, head_dim, packed, *map(signature, given))
-    except AttributeError:
-        check_alike({name: t for name, t in zip(NAMES, given, strict=True) if t is not None}, grad=grad)
+    except AttributeError:  # something is no tensor; the checks name it
+        _prepare(given, grad, head_dim, packed=False)
         raise
     call = _calls.get(key) or _calls.keep(key, _prepare(given, grad, head_dim, packed))
     return call(given, rms_norm_eps)

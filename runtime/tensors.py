@@ -20,9 +20,13 @@ def signature(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     return (
-        tensor.shape, tensor.stride(), tensor.dtype, tensor.device,
-        tensor.data_ptr() % ALIGNMENT_BYTES, tensor.requires_grad,
-    )  # fmt: skip
+        tensor.shape,
+        tensor.is_contiguous() or tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.data_ptr() & (ALIGNMENT_BYTES - 1),
+        tensor.requires_grad,
+    )
 
 
 def check_alike(given: Mapping[str, Any], *, grad: bool) -> str:

@@ -1,6 +1,9 @@
 """The gqa_attention family in plain PyTorch: stands in for the real kernels where only serving is under test."""
 
+import dataclasses
 from collections.abc import Mapping
+
+from triton.runtime.errors import OutOfResources
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Value, Values
 from tilewright.kernel_templates.families import Family
@@ -14,6 +17,10 @@ LAUNCHES: list[str] = []  # names of the templates launched, in order
 
 def long_enough_for_128_rows(values: Values, case: WorkloadCase, limits: Limits) -> bool:
     return values.get("BLOCK_M") != 128 or case["seq_len"] >= 128
+
+
+def _does_not_build(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> None:
+    raise OutOfResources(300_000, 232_448, "shared memory")
 
 
 def _template(
@@ -43,6 +50,9 @@ def _template(
     )
 
 
+CHAIN = ("qkv_projection", "qk_norm", "rope", "attention", "output_projection")
+UNBUILDABLE = dataclasses.replace(_template("unbuildable", CHAIN, ("qk_norm",)), launch=_does_not_build)
+
 FAMILY = Family(
     registry=Registry(
         (
@@ -50,9 +60,8 @@ FAMILY = Family(
             _template("norm_rope", ("qk_norm", "rope"), optional=("qk_norm",)),
             _template("attention", ("attention",)),
             _template("output", ("output_projection",)),
-            _template(
-                "whole", ("qkv_projection", "qk_norm", "rope", "attention", "output_projection"), optional=("qk_norm",)
-            ),
+            _template("whole", CHAIN, optional=("qk_norm",)),
+            UNBUILDABLE,
         )
     ),
     ops=reference.OPS,

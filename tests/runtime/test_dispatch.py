@@ -1,18 +1,22 @@
 """`dispatch` against the reference, over the forms in which a caller may hand in tensors."""
 
 import threading
+from typing import Any
 
 import pytest
 import torch
 from eager_family import LAUNCHES
 from torch import Tensor
 
-from tilewright.errors import GradientNeeded, MachineUnfit, UsageError
+from tilewright.errors import GradientNeeded, MachineUnfit, NotWarmedUp, UsageError
+from tilewright.kernel_templates.base import allocate
 from tilewright.kernel_templates.gqa_attention.reference import OPS
 from tilewright.kernel_templates.inputs import InputOptions, make_inputs
 from tilewright.kernel_templates.reference import run_ops
-from tilewright.problem import WorkloadCase, load_problem
+from tilewright.problem import Problem, WorkloadCase, load_problem
 from tilewright.runtime import dispatch, gqa_attention, warmup
+from tilewright.runtime.engine import Launcher, launcher_for
+from tilewright.runtime.memo import Memo
 
 SMOKE = load_problem().with_constants(**load_problem().smoke_constants)
 BIASES = ("q_proj_bias", "k_proj_bias", "v_proj_bias")
@@ -38,6 +42,14 @@ def reference(case: WorkloadCase, given: dict[str, Tensor]) -> Tensor:
     output = run_ops(OPS, names, {**tensors, "rms_norm_eps": 1e-5}, case)["output"]
     assert isinstance(output, Tensor)
     return output
+
+
+@pytest.mark.parametrize("problem", [SMOKE, load_problem()], ids=["smoke", "published"])
+@pytest.mark.parametrize("weight_mode", ["separate", "packed"])
+def test_a_call_is_the_case_that_was_tuned(problem: Problem, weight_mode: Any) -> None:
+    case = problem.case(batch_size=3, seq_len=70, weight_mode=weight_mode)
+    names = [spec.name for spec in problem.inputs if spec.shape is not None]
+    assert gqa_attention.infer(allocate(case, names, "meta"), "bfloat16", None, weight_mode).key == case.key
 
 
 def test_dispatch_equals_the_eager_block() -> None:
@@ -92,6 +104,14 @@ def test_templates_see_both_rotary_tables_in_one_layout() -> None:
     assert adapt["cos"](given["cos"][:1]).stride() == adapt["sin"](given["sin"]).stride()
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_templates_see_rotary_tables_with_contiguous_rows(batch: int) -> None:
+    strided = arguments(a_case(batch))["cos"].repeat(1, 1, 2)[..., ::2]
+    seen = gqa_attention.rotary_adapters(strided, strided, batch)["cos"](strided)
+    assert seen[0].is_contiguous()
+    assert torch.equal(seen, strided)
+
+
 @pytest.mark.parametrize("shape", [(2, 9, 64), (3, 8, 64), (4, 3, 9, 64)])
 def test_other_rotary_shapes_are_rejected_with_the_accepted_ones(shape: tuple[int, ...]) -> None:
     given = arguments(a_case(3, 9))
@@ -107,18 +127,43 @@ def test_transposed_hidden_states_give_the_same_numbers() -> None:
     assert torch.equal(dispatch(**{**given, "hidden_states": turned}), expected)
 
 
-def test_misaligned_hidden_states_and_weights_reach_templates_aligned(caplog: pytest.LogCaptureFixture) -> None:
-    case = a_case()
-    given = arguments(case)
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What launchers were handed, call by call."""
+    calls: list[dict[str, Any]] = []
+    launch = Launcher.__call__
+
+    def recording(self: Launcher, tensors: dict[str, Any]) -> None:
+        calls.append(dict(tensors))
+        launch(self, tensors)
+
+    monkeypatch.setattr(Launcher, "__call__", recording)
+    return calls
+
+
+def test_templates_see_aligned_tensors_whatever_the_caller_has(seen: list[dict[str, Any]]) -> None:
+    given = arguments(a_case())
+    expected = dispatch(**given)
+    for name in ("hidden_states", "k_proj_bias", "cos"):
+        odd = torch.zeros(given[name].numel() + 1, dtype=torch.bfloat16)[1:].view_as(given[name])
+        odd.copy_(given[name])
+        assert torch.equal(dispatch(**{**given, name: odd}), expected)
+        assert seen[-1][name].data_ptr() % 16 == 0
+
+
+def test_a_weight_with_long_rows_is_copied_with_one_warning(
+    seen: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = arguments(a_case())
     expected = dispatch(**given)
     wide = torch.zeros(128, 385, dtype=torch.bfloat16)
     wide[:, :384] = given["o_proj_weight"]
-    odd = torch.zeros(given["hidden_states"].numel() + 1, dtype=torch.bfloat16)[1:].view_as(given["hidden_states"])
-    odd.copy_(given["hidden_states"])
     for _ in range(2):
-        assert torch.equal(dispatch(**{**given, "hidden_states": odd, "o_proj_weight": wide[:, :384]}), expected)
-    assert [r.message for r in caplog.records if "o_proj_weight" in r.message and "copied" in r.message] != []
-    assert sum("copied on every call" in r.message for r in caplog.records) == 1
+        assert torch.equal(dispatch(**{**given, "o_proj_weight": wide[:, :384]}), expected)
+    assert seen[-1]["o_proj_weight"].is_contiguous()
+    said = [r.getMessage() for r in caplog.records if "copied on every call" in r.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("o_proj_weight (128, 384)")
 
 
 def test_packed_weights_are_told_by_their_place_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +202,8 @@ BAD = [
     ({"k_proj_bias": None}, "k_proj_bias is None"),
     ({"k_norm_weight": None}, "k_norm_weight is None"),
     ({"cos": None}, "cos is None"),
+    ({"q_proj_weight": None}, "q_proj_weight is None"),
+    ({"q_proj_weight": 3}, "q_proj_weight must be a torch.Tensor, got int"),
     ({"sin": [1.0]}, "sin must be a torch.Tensor, got list"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a finite number"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
@@ -254,3 +301,36 @@ def test_threads_get_the_same_answer() -> None:
 def test_warmup_runs_the_plan_of_each_case() -> None:
     warmup([a_case(), a_case(packed=True)], "interpret")
     assert LAUNCHES == ["projection", "norm_rope", "attention", "output"] * 2
+
+
+def test_a_capture_of_a_cold_call_names_warmup_and_the_call_works_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = a_case()
+    launcher = launcher_for(case, torch.device("cpu"))
+    monkeypatch.setattr(launcher, "_index", 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(NotWarmedUp, match=r"tilewright\.runtime\.warmup"):
+        dispatch(**arguments(case))
+    monkeypatch.setattr(launcher, "_index", None)
+    given = arguments(case)
+    assert torch.equal(dispatch(**given), reference(case, given))
+
+
+def test_a_launcher_is_ready_after_its_first_call() -> None:
+    launcher = launcher_for(a_case(), torch.device("cpu"))
+    assert not launcher.ready
+    dispatch(**arguments(a_case()))
+    assert launcher.ready
+
+
+def test_intermediates_are_not_kept_between_calls() -> None:
+    case = a_case()
+    dispatch(**arguments(case))
+    kept = [value for value in vars(launcher_for(case, torch.device("cpu"))).values() if isinstance(value, Tensor)]
+    assert kept == []
+
+
+def test_the_memo_is_bounded_and_drops_the_oldest() -> None:
+    memo: Memo[int, int] = Memo(capacity=100)
+    for key in range(1000):
+        memo.keep(key, key)
+    assert (len(memo), memo.get(999), memo.get(0)) == (100, 999, None)

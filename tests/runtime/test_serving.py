@@ -1,6 +1,7 @@
 """`lookup`: grades, layers, the nearest rule, and records that must not be served."""
 
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -9,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from eager_family import FAMILY, LAUNCHES
 
 from tilewright.db.environment import Environment
 from tilewright.db.rows import RecordRow, StoredRecord, Verdict
 from tilewright.kernel_templates.base import Limits
+from tilewright.kernel_templates.inputs import make_inputs
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 from tilewright.problem import WorkloadCase, load_problem
 from tilewright.runtime import Grade, Lookup, dispatch, forget, layers, lookup
 from tilewright.runtime.layers import Layer, RecordSet
-from tilewright.runtime.machine import Machine
+from tilewright.runtime.machine import Machine, machine_of
 
 PROBLEM = load_problem()
 H200 = Environment("cuda", "NVIDIA H200", 132, 140 << 30, "9.0", "3.6.0", torch="2.11.0+cu130", cuda="13.0")
@@ -210,6 +213,23 @@ def test_the_nearest_shape_is_chosen_by_tokens_then_length_then_name(serve: Serv
     assert lookup(a_case(4, 512), a_machine()).record is records[1]
 
 
+def test_equal_token_counts_are_told_apart_by_length(serve: Serve) -> None:
+    records = [a_record(a_case(4, 768)), a_record(a_case(6, 512))]
+    serve(*records)
+    assert lookup(a_case(4, 512), a_machine()).record is records[1]
+
+
+@pytest.mark.parametrize("change", [{"gpu_name": "NVIDIA H100"}, {"triton": "3.5.0"}])
+def test_a_near_shape_of_another_card_or_compiler_is_not_inherited(serve: Serve, change: dict[str, Any]) -> None:
+    serve(a_record(a_case(4, 500), environment=dataclasses.replace(H200, **change)))
+    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
+
+
+def test_a_near_shape_of_another_template_source_is_not_inherited(serve: Serve) -> None:
+    serve(a_record(a_case(4, 500), source_hash="0" * 16))
+    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
+
+
 def test_ties_go_to_the_first_name(serve: Serve) -> None:
     records = [a_record(a_case(4, 1024)), a_record(a_case(4, 256))]
     serve(*records)
@@ -323,32 +343,40 @@ def test_the_newest_of_two_equal_records_is_served(serve: Serve) -> None:
 
 
 def test_explanations_are_plain_json(serve: Serve) -> None:
-    import json
-
     serve(a_record(a_case()))
     document = json.loads(json.dumps(lookup(a_case(), a_machine(triton="3.9.0")).to_json()))
     assert (document["schema"], document["grade"], document["passed_over"][0]["grade"]) == (1, "default", "stale")
 
 
 def test_interpreter_records_serve_the_interpreter_alone(serve: Serve) -> None:
-    from tilewright.runtime.machine import machine_of
-
     serve(a_record(a_case(), environment=machine_of("interpret").environment))
     assert lookup(a_case(), "interpret").grade is Grade.EXACT
     assert lookup(a_case(), a_machine()).grade is Grade.DEFAULT
 
 
-def test_dispatch_runs_the_plan_that_was_looked_up(serve: Serve) -> None:
-    from tilewright.kernel_templates.inputs import make_inputs
-    from tilewright.runtime.machine import machine_of
-
+def serve_whole_plan(serve: Serve, template: str) -> dict[str, Any]:
+    """Inputs of a small case whose record on the interpreter is this one template."""
     small = PROBLEM.with_constants(**PROBLEM.smoke_constants).case(batch_size=1, seq_len=5)
-    whole = FusionPlan((Stage("whole", {}),))
-    source = FAMILY.registry.source_hash(whole)
+    plan = FusionPlan((Stage(template, {}),))
+    source_hash = FAMILY.registry.source_hash(plan)
     environment = machine_of("interpret").environment
-    serve(a_record(small, plan=whole.to_json(), source_hash=source, environment=environment))
-    dispatch(**make_inputs(small, "cpu"))  # type: ignore[arg-type]
+    serve(a_record(small, plan=plan.to_json(), source_hash=source_hash, environment=environment))
+    return make_inputs(small, "cpu")
+
+
+def test_dispatch_runs_the_plan_that_was_looked_up(serve: Serve) -> None:
+    dispatch(**serve_whole_plan(serve, "whole"))
     assert LAUNCHES == ["whole"]
+
+
+def test_a_plan_that_does_not_build_gives_way_to_the_default_with_one_warning(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = serve_whole_plan(serve, "unbuildable")
+    first, second = dispatch(**given), dispatch(**given)
+    assert torch.equal(first, second)
+    assert LAUNCHES == ["projection", "norm_rope", "attention", "output"] * 2
+    assert caplog.text.count("does not build") == 1
 
 
 def test_a_missing_explicit_database_is_one_warning_and_is_not_created(
