@@ -12,64 +12,15 @@ from typing import Any
 import pytest
 import torch
 from eager_family import FAMILY, LAUNCHES
+from served import H200, PROBLEM, a_case, a_machine, a_plan, a_record
 
-from tilewright.db.environment import Environment
-from tilewright.db.rows import RecordRow, StoredRecord, Verdict
-from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.inputs import make_inputs
 from tilewright.kernel_templates.plan import FusionPlan, Stage
-from tilewright.problem import WorkloadCase, load_problem
-from tilewright.runtime import Grade, Lookup, dispatch, forget, layers, lookup
-from tilewright.runtime.layers import Layer, RecordSet
-from tilewright.runtime.machine import Machine, machine_of
+from tilewright.runtime import Grade, Lookup, dispatch, lookup
+from tilewright.runtime.layers import Layer
+from tilewright.runtime.machine import machine_of
 
-PROBLEM = load_problem()
-H200 = Environment("cuda", "NVIDIA H200", 132, 140 << 30, "9.0", "3.6.0", torch="2.11.0+cu130", cuda="13.0")
-LIMITS = Limits("cuda", 90, 227 * 1024, 132)
 Serve = Callable[..., None]
-
-
-def a_machine(**changes: Any) -> Machine:
-    return Machine(dataclasses.replace(H200, **changes), LIMITS)
-
-
-def a_case(batch_size: int = 4, seq_len: int = 512, **options: Any) -> WorkloadCase:
-    return PROBLEM.case(batch_size=batch_size, seq_len=seq_len, **options)
-
-
-def a_plan(block_m: int = 64) -> FusionPlan:
-    rest = [Stage(name, {}) for name in ("norm_rope", "attention", "output")]
-    return FusionPlan((Stage("projection", {"BLOCK_M": block_m}), *rest))
-
-
-def a_record(case: WorkloadCase, *, plan: Any = None, environment: Environment = H200, **row: Any) -> StoredRecord:
-    fusion = a_plan()
-    content = RecordRow(
-        **{
-            "case_key": case.key,
-            "plan": fusion.to_json() if plan is None else plan,
-            "digest": fusion.digest,
-            "source_hash": FAMILY.registry.source_hash(fusion),
-            "verdict": Verdict.BEATS_ALL,
-            "median_us": 600.0,
-            "created_at": datetime(2026, 1, 1, tzinfo=UTC),
-            **row,
-        }
-    )
-    return StoredRecord(content, environment, case.problem.name, case.name, case.shape_axes)
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """Puts records into layers without a file: `serve(*records)` is the user's database."""
-    content: dict[Layer, list[StoredRecord]] = {}
-    monkeypatch.setattr(layers, "_load", lambda layer, target: RecordSet(layer, target, content.get(layer, ())))
-
-    def put(*records: StoredRecord, layer: Layer = Layer.USER) -> None:
-        content[layer] = list(records)
-        forget()
-
-    return put
 
 
 def grade_of(found: Lookup) -> tuple[Grade, Layer]:
@@ -179,74 +130,6 @@ def test_an_exact_record_of_a_later_layer_beats_a_near_one_of_an_earlier(serve: 
     serve(a_record(a_case(4, 500)), layer=Layer.USER)
     serve(a_record(a_case(4, 512)), layer=Layer.SHIPPED)
     assert grade_of(lookup(a_case(4, 512), a_machine())) == (Grade.EXACT, Layer.SHIPPED)
-
-
-@pytest.mark.parametrize(
-    ("asked", "grade"),
-    [
-        ((1, 1024), Grade.EXACT),
-        ((1, 1000), Grade.TRANSFERRED),
-        ((8, 4096), Grade.EXACT),
-        ((1, 2048), Grade.TRANSFERRED),
-        ((1, 2049), Grade.DEFAULT),
-        ((1, 1), Grade.DEFAULT),
-        ((4, 2560), Grade.DEFAULT),
-        ((64, 4096), Grade.DEFAULT),
-        ((1, 131072), Grade.DEFAULT),
-    ],
-)
-def test_near_shapes_inherit_a_plan_and_far_ones_do_not(serve: Serve, asked: tuple[int, int], grade: Grade) -> None:
-    serve(a_record(a_case(1, 1024)), a_record(a_case(8, 4096)))
-    assert lookup(a_case(*asked), a_machine()).grade is grade
-
-
-def test_the_same_tokens_in_far_axes_are_not_near(serve: Serve) -> None:
-    serve(a_record(a_case(16, 128)))
-    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
-
-
-@pytest.mark.parametrize("reverse", [False, True])
-def test_the_nearest_shape_is_chosen_by_tokens_then_length_then_name(serve: Serve, reverse: bool) -> None:
-    near = [a_case(4, 600), a_case(4, 500), a_case(3, 512), a_case(5, 600)]
-    records = [a_record(case) for case in near]
-    serve(*(reversed(records) if reverse else records))
-    assert lookup(a_case(4, 512), a_machine()).record is records[1]
-
-
-def test_equal_token_counts_are_told_apart_by_length(serve: Serve) -> None:
-    records = [a_record(a_case(4, 768)), a_record(a_case(6, 512))]
-    serve(*records)
-    assert lookup(a_case(4, 512), a_machine()).record is records[1]
-
-
-@pytest.mark.parametrize("change", [{"gpu_name": "NVIDIA H100"}, {"triton": "3.5.0"}])
-def test_a_near_shape_of_another_card_or_compiler_is_not_inherited(serve: Serve, change: dict[str, Any]) -> None:
-    serve(a_record(a_case(4, 500), environment=dataclasses.replace(H200, **change)))
-    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
-
-
-def test_a_near_shape_of_another_template_source_is_not_inherited(serve: Serve) -> None:
-    serve(a_record(a_case(4, 500), source_hash="0" * 16))
-    assert lookup(a_case(4, 512), a_machine()).grade is Grade.DEFAULT
-
-
-def test_ties_go_to_the_first_name(serve: Serve) -> None:
-    records = [a_record(a_case(4, 1024)), a_record(a_case(4, 256))]
-    serve(*records)
-    assert lookup(a_case(4, 512), a_machine()).record is records[0]
-
-
-def test_a_plan_that_the_shape_forbids_gives_way_to_the_next_nearest(serve: Serve) -> None:
-    near = a_record(a_case(4, 130), plan=a_plan(128).to_json())
-    serve(near, a_record(a_case(4, 150)))
-    found = lookup(a_case(4, 127), a_machine())
-    assert (found.grade, found.plan) == (Grade.TRANSFERRED, a_plan(64))
-
-
-def test_packed_weights_use_a_record_of_separate_ones_when_they_have_none(serve: Serve) -> None:
-    serve(a_record(a_case()))
-    assert lookup(a_case(weight_mode="packed"), a_machine()).grade is Grade.TRANSFERRED
-    assert lookup(a_case(weight_mode="separate"), a_machine()).grade is Grade.EXACT
 
 
 def cut(plan: list[dict[str, Any]]) -> Any:
