@@ -51,15 +51,9 @@ def lookup(
     if as_json:
         emit(found.to_json(), as_json=True)
         return
-    lines = [f"{case.name}: {found.grade.value} from {found.layer.value}: {found.plan.label}"]
-    lines += [f"  {stage.template} {dict(stage.values)}" for stage in found.plan.stages]
-    if explain:
-        lines.append(f"  why: {found.reason}")
-        lines += [f"  differs: {difference}" for difference in found.differences]
-        for other in found.passed_over:
-            lines.append(f"  passed over ({other.grade.value}, {other.layer.value}): {'; '.join(other.differences)}")
-        lines.append(f"  key: {case.key}")
-    emit("\n".join(lines), as_json=False)
+    from tilewright.report.lookups import lookup_text
+
+    emit(lookup_text(found.to_json(), explain=explain), as_json=False)
 
 
 @click.command()

@@ -88,6 +88,9 @@ class Registry(Mapping[str, Template]):
             raise UsageError(f"no template {name!r}; registered: {', '.join(self._templates)}")
         return self._templates[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._templates
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._templates)
 
