@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from tilewright.search.compile_ahead import PooledCompiler
-from tilewright.search.session import DeviceSession
-
 from tilewright.db.environment import Environment
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
 from tilewright.db.store import Store
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import load_family
 from tilewright.problem import WeightMode, WorkloadCase
+from tilewright.search.compile_pool import PooledCompiler
 from tilewright.search.context import CompileAhead, Context, NoCompiler
 from tilewright.search.effort import effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
 from tilewright.search.request import Selection, resolve
+from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
 from tilewright.search.tune import Budget, Tuner
