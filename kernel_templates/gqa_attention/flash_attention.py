@@ -5,6 +5,7 @@ the diagonal need no mask and run in a loop of their own; those on it follow.
 """
 
 import math
+from itertools import product
 from typing import Any
 
 import torch
@@ -14,21 +15,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Values
 from tilewright.kernel_templates.gqa_attention import online
-from tilewright.kernel_templates.gqa_attention.online import attend, causal, load_heads, scores, store_heads
+from tilewright.kernel_templates.gqa_attention.online import attend, causal, load_heads, rounded, scores, store_heads
 from tilewright.problem import WorkloadCase
 
 # What the driver takes of an SM's shared memory for each resident block.
 RESERVED_SHARED_BYTES = 1024
 # Keys and values that stay in L2 beside queries and outputs streaming through it (a third of the 50 MB of an H100).
 L2_SHARE_BYTES = 16 * 1024 * 1024
+PACKS = (1, 2, 4, 8)
 
 
 def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
-    group = case["num_attention_heads"] // case["num_key_value_heads"]
     return (
         Choice("BLOCK_M", (64, 128)),
         Choice("BLOCK_N", (32, 64, 128)),
-        Choice("HEADS_PER_TILE", tuple(heads for heads in (1, 2, 4, 8) if group % heads == 0)),
+        Choice("HEADS_PER_TILE", tuple(heads for heads in PACKS if group_size(case) % heads == 0)),
         Choice("num_warps", (4, 8)),
         Choice("num_stages", (1, 2, 3, 4)),
         Choice("MAXNREG", (0, 128, 168)),
@@ -40,13 +41,17 @@ def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
 
 
 def default(case: WorkloadCase, limits: Limits) -> Values:
-    group = case["num_attention_heads"] // case["num_key_value_heads"]
-    short = case["seq_len"] <= 512
-    return {
-        "BLOCK_M": 64, "BLOCK_N": 64, "HEADS_PER_TILE": 4 if short and group % 4 == 0 else 1,
-        "num_warps": 4, "num_stages": 2, "MAXNREG": 0, "PREFETCH_SCORES": True, "DIAGONAL_APART": True,
-        "LONGEST_FIRST": True, "USE_TMA": False,
-    }  # fmt: skip
+    """First that the case and the device admit, from the fastest known on Hopper down; heads are packed on short rows."""
+    packs = [4, 2, 1] if case["seq_len"] <= 512 else [1]
+    for heads, (block_m, num_warps), block_n, num_stages in product(packs, ((64, 4), (128, 8)), (64, 32), (3, 2, 1)):
+        values: Values = {
+            "BLOCK_M": block_m, "BLOCK_N": block_n, "HEADS_PER_TILE": heads,
+            "num_warps": num_warps, "num_stages": num_stages, "MAXNREG": 0, "PREFETCH_SCORES": True,
+            "DIAGONAL_APART": True, "LONGEST_FIRST": True, "USE_TMA": limits.has_tma,
+        }  # fmt: skip
+        if group_size(case) % heads == 0 and all(accepts(values, case, limits) for accepts in CONSTRAINTS):
+            return values
+    return values
 
 
 def heads_fill_whole_tokens(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -60,8 +65,8 @@ def each_warp_has_sixteen_rows(c: Values, case: WorkloadCase, limits: Limits) ->
 
 
 def accumulators_fit_registers(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    """Outputs, scores and weights of a tile; beyond 192 a thread the compiler spills."""
-    return accumulator_registers(c, case) <= 192
+    """Outputs, scores and weights of a tile; beyond 168 a thread the compiler spills."""
+    return accumulator_registers(c, case) <= 168
 
 
 def fits_shared_memory(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -76,7 +81,7 @@ def eight_warps_are_resident(c: Values, case: WorkloadCase, limits: Limits) -> b
 def tile_not_longer_than_sequence(c: Values, case: WorkloadCase, limits: Limits) -> bool:
     """Of the smallest tiles at least one always passes."""
     length = triton.next_power_of_2(case["seq_len"])
-    most_heads = max(h for h in (1, 2, 4, 8) if case["num_attention_heads"] // case["num_key_value_heads"] % h == 0)
+    most_heads = max(heads for heads in PACKS if group_size(case) % heads == 0)
     tokens = int(c["BLOCK_M"]) // int(c["HEADS_PER_TILE"])
     return tokens <= max(length, 64 // most_heads) and int(c["BLOCK_N"]) <= max(length, 32)
 
@@ -84,6 +89,11 @@ def tile_not_longer_than_sequence(c: Values, case: WorkloadCase, limits: Limits)
 def narrow_key_tile_only_on_short_rows(c: Values, case: WorkloadCase, limits: Limits) -> bool:
     """32 keys save masked work, but rescale the output twice as often as 64."""
     return int(c["BLOCK_N"]) > 32 or case["seq_len"] <= 256
+
+
+def packed_heads_come_by_descriptor(c: Values, case: WorkloadCase, limits: Limits) -> bool:
+    """With pointers ptxas serialises the matrix products of a packed tile (C7515, Triton 3.6 on sm_90)."""
+    return bool(c["USE_TMA"]) or c["HEADS_PER_TILE"] == 1 or not limits.has_tma
 
 
 def pipeline_not_deeper_than_keys(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -105,7 +115,9 @@ def diagonal_inside_only_in_short_loops(c: Values, case: WorkloadCase, limits: L
 
 
 def register_cap_leaves_room(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    return not c["MAXNREG"] or accumulator_registers(c, case) + 24 <= int(c["MAXNREG"])
+    """Measured need beside the accumulators: 32, and the query tile where it does not stay in shared memory."""
+    query = 0 if query_stays_shared(c) else query_bytes(c, case) // (4 * 32 * int(c["num_warps"]))
+    return not c["MAXNREG"] or accumulator_registers(c, case) + query + 32 <= int(c["MAXNREG"])
 
 
 def register_cap_buys_a_block(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -129,10 +141,25 @@ def accumulator_registers(c: Values, case: WorkloadCase) -> int:
     return int(int(c["BLOCK_M"]) * (case["head_dim"] + tiles * int(c["BLOCK_N"]))) // (32 * int(c["num_warps"]))
 
 
+def group_size(case: WorkloadCase) -> int:
+    """Query heads that share a key/value head."""
+    return case["num_attention_heads"] // case["num_key_value_heads"]
+
+
+def query_bytes(c: Values, case: WorkloadCase) -> int:
+    return 2 * int(c["BLOCK_M"]) * case["head_dim"]
+
+
+def query_stays_shared(c: Values) -> bool:
+    """A packed tile from a descriptor is reshaped in registers and stays there."""
+    return c["HEADS_PER_TILE"] == 1 or not c["USE_TMA"]
+
+
 def shared_bytes(c: Values, case: WorkloadCase) -> int:
-    """Query tile, and a key and a value tile for each stage; a prefetched score tile holds one value tile longer."""
-    tiles = 2 * int(c["num_stages"]) + int(bool(c["PREFETCH_SCORES"]))
-    return 2 * case["head_dim"] * (int(c["BLOCK_M"]) + tiles * int(c["BLOCK_N"]))
+    """Query tile, and a key and a value tile for each stage; without a pipeline both take turns in one."""
+    tiles = 2 * int(c["num_stages"]) if int(c["num_stages"]) > 1 else 1
+    streamed = 2 * case["head_dim"] * tiles * int(c["BLOCK_N"])
+    return streamed + query_bytes(c, case) if query_stays_shared(c) else max(streamed, query_bytes(c, case))
 
 
 def blocks_by_shared_memory(c: Values, case: WorkloadCase, limits: Limits) -> int:
@@ -144,6 +171,7 @@ CONSTRAINTS = (
     each_warp_has_sixteen_rows,
     tile_not_longer_than_sequence,
     narrow_key_tile_only_on_short_rows,
+    packed_heads_come_by_descriptor,
     pipeline_not_deeper_than_keys,
     long_loops_are_pipelined,
     prefetch_needs_diagonal_apart,
@@ -191,9 +219,10 @@ def attention_kernel(
     b_l = tl.zeros([BLOCK_M], dtype=tl.float32)
     b_o = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
     if PREFETCH_SCORES:
-        b_k = load_heads(kv, i_b, i_k, 0, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)
-        # The mask ends the first product before the loop begins, so that its key tile's memory serves the pipeline.
-        b_s = causal(scores(b_q, b_k), o_m, 0, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+        b_s = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+        if o_end > 0:  # always true: as a block of its own it hands its key tile's memory on to the pipeline
+            b_k = load_heads(kv, i_b, i_k, 0, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)
+            b_s = scores(b_q, b_k)  # [BLOCK_M, BLOCK_N]
 
     for o_n in tl.range(0, o_diagonal if DIAGONAL_APART else o_end, BLOCK_N):
         if PREFETCH_SCORES:
@@ -228,7 +257,7 @@ def attention_kernel(
             b_v = load_heads(kv, i_b, i_v, o_last, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)
             b_m, b_l, b_o = attend(causal(b_s, o_m, o_last, BLOCK_N), b_v, b_m, b_l, b_o, SCALE_LOG2)
 
-    b_o = (b_o / b_l[:, None]).to(b_q.dtype)
+    b_o = rounded(b_o / b_l[:, None], b_q.dtype)
     CONTEXT: tl.constexpr = NUM_HEADS * HEAD_DIM
     store_heads(context, b_o, i_b, i_h, o_first, seq_len, CONTEXT, TOKENS, HEADS_PER_TILE, HEAD_DIM, USE_TMA)
 

@@ -8,6 +8,17 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
+def rounded(b_x, dtype: tl.constexpr):
+    """b_x in `dtype`, to nearest even; the interpreter's own cast to bfloat16 cuts bits off."""
+    if INTERPRETED and dtype == tl.bfloat16:
+        b_bits = b_x.to(tl.float32).to(tl.uint32, bitcast=True)
+        b_bits += 0x7FFF + ((b_bits >> 16) & 1)
+        return b_bits.to(tl.float32, bitcast=True).to(dtype)
+    else:
+        return b_x.to(dtype)
+
+
+@triton.jit
 def mma(b_a, b_b, b_acc):
     """b_a @ b_b + b_acc in float32."""
     if INTERPRETED:
@@ -42,7 +53,7 @@ def online_softmax(b_s, b_m, b_l, SCALE_LOG2: tl.constexpr):
 def attend(b_s, b_v, b_m, b_l, b_o, SCALE_LOG2: tl.constexpr):
     """Running maximum, sum and output after one more tile of scores and values."""
     b_p, b_m, b_l, b_shrink = online_softmax(b_s, b_m, b_l, SCALE_LOG2)
-    return b_m, b_l, mma(b_p.to(b_v.dtype), b_v, b_o * b_shrink[:, None])
+    return b_m, b_l, mma(rounded(b_p, b_v.dtype), b_v, b_o * b_shrink[:, None])
 
 
 @triton.jit
