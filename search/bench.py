@@ -177,7 +177,8 @@ def run_cases(
         plan, grade = plan_for(case)
         result = bench_case(case=case, plan=plan, grade=grade, **settings)
         says(
-            f"{case.name}: {'no comparison' if result.ratio is None else f'{result.ratio:.3f} of {result.best_baseline}'}"
+            f"{case.name}: "
+            + ("no comparison" if result.ratio is None else f"{result.ratio:.3f} of {result.best_baseline}")
         )
         results.append(result)
     return tuple(results)

@@ -27,7 +27,8 @@ def key_of(point: Point) -> str:
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     """Raises UsageError for a name that is not in SAMPLERS, or whose optional package is missing."""
     try:
-        return _sampler(name, seed)
+        with _quiet():
+            return _sampler(name, seed)
     except ImportError as error:
         raise UsageError(
             f"sampler {name} needs a package that is not installed ({error}); pip install 'tilewright[samplers]'"

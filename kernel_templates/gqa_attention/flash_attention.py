@@ -244,7 +244,9 @@ def attention_kernel(
         if TOKENS > BLOCK_N or not PREFETCH_SCORES:  # otherwise one key tile, below, holds the whole diagonal
             for o_n in tl.range(o_diagonal, o_last, BLOCK_N):
                 if PREFETCH_SCORES:
-                    b_k = load_heads(kv, i_b, i_k, o_n + BLOCK_N, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)
+                    b_k = load_heads(
+                        kv, i_b, i_k, o_n + BLOCK_N, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True
+                    )
                     b_next = scores(b_q, b_k)
                 else:
                     b_k = load_heads(kv, i_b, i_k, o_n, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)

@@ -73,7 +73,9 @@ def load_table(table, o_b, o_s, stride_b, stride_s, o_d, m_t, m_d):
     """Rows of cos or sin for the tile's tokens at dims o_d, float32."""
     p_row = table + o_b.to(tl.int64) * stride_b + o_s.to(tl.int64) * stride_s
     m_row = m_t[:, None, None] & m_d[None, None, :]
-    return tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0).to(tl.float32)  # [BLOCK_T, 1, dims]
+    return tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0).to(
+        tl.float32
+    )  # [BLOCK_T, 1, dims]
 
 
 @triton.jit(do_not_specialize=["num_tokens", "seq_len"])
@@ -115,7 +117,9 @@ def norm_rope_kernel(
             b_square += tl.sum(b_rest * b_rest, 2)
         b_scale = tl.rsqrt(b_square / HEAD_DIM + eps)[:, :, None]
         b_first = rounded(b_first * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_d, m_d, m_q)
-        b_second = rounded(b_second * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, HALF + o_d, m_d, m_q)
+        b_second = rounded(b_second * b_scale, dtype).to(tl.float32) * load_weight(
+            q_weight, k_weight, HALF + o_d, m_d, m_q
+        )
         if REST_BLOCK > 0:
             b_rest = rounded(b_rest * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_r, m_r, m_q)
             tl.store(p_rest, rounded(b_rest, dtype), mask=m_head & m_r[None, None, :])
