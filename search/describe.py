@@ -84,7 +84,7 @@ def measure_ceilings(device: torch.device) -> Ceilings:
 def _median_s(action: Callable[[], object], device: torch.device, count: int = 10) -> float:
     for _ in range(3):
         action()
-    times = []
+    times: list[float] = []
     for _ in range(count):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()

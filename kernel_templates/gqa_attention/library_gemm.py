@@ -23,12 +23,12 @@ def launch_qkv(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -
     x = tensors["hidden_states"].view(-1, case["hidden_size"])
     qkv = tensors["qkv"].view(x.shape[0], -1)
     weights = [tensors[f"{name}_proj_weight"] for name in NAMES]
-    biases = [tensors.get(f"{name}_proj_bias") for name in NAMES]
-    if case.weight_mode == "packed" and adjacent(weights) and (biases[0] is None or adjacent(biases)):
-        _linear(x, _joined(weights), None if biases[0] is None else _joined(biases), qkv)
+    biases = [tensors[name] for name in (f"{n}_proj_bias" for n in NAMES) if name in tensors]
+    if case.weight_mode == "packed" and adjacent(weights) and adjacent(biases):
+        _linear(x, _joined(weights), _joined(biases) if biases else None, qkv)
         return
     start = 0
-    for weight, bias in zip(weights, biases, strict=True):
+    for weight, bias in zip(weights, biases or [None] * 3, strict=True):
         _linear(x, weight, bias, qkv[:, start : start + weight.shape[0]])
         start += weight.shape[0]
 
