@@ -79,11 +79,10 @@ def eight_warps_are_resident(c: Values, case: WorkloadCase, limits: Limits) -> b
 
 
 def tile_not_longer_than_sequence(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    """Of the smallest tiles at least one always passes."""
+    """Of the smallest tiles one always passes."""
     length = triton.next_power_of_2(case["seq_len"])
-    most_heads = max(heads for heads in PACKS if group_size(case) % heads == 0)
     tokens = int(c["BLOCK_M"]) // int(c["HEADS_PER_TILE"])
-    return tokens <= max(length, 64 // most_heads) and int(c["BLOCK_N"]) <= max(length, 32)
+    return tokens <= max(length, 64) and int(c["BLOCK_N"]) <= max(length, 32)
 
 
 def narrow_key_tile_only_on_short_rows(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -244,7 +243,9 @@ def attention_kernel(
         if TOKENS > BLOCK_N or not PREFETCH_SCORES:  # otherwise one key tile, below, holds the whole diagonal
             for o_n in tl.range(o_diagonal, o_last, BLOCK_N):
                 if PREFETCH_SCORES:
-                    b_k = load_heads(kv, i_b, i_k, o_n + BLOCK_N, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)
+                    b_k = load_heads(
+                        kv, i_b, i_k, o_n + BLOCK_N, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True
+                    )
                     b_next = scores(b_q, b_k)
                 else:
                     b_k = load_heads(kv, i_b, i_k, o_n, seq_len, FEATURES, BLOCK_N, 1, HEAD_DIM, USE_TMA, True)

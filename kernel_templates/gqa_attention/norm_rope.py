@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Values
 from tilewright.kernel_templates.gqa_attention import online
-from tilewright.kernel_templates.gqa_attention.online import rounded
+from tilewright.kernel_templates.gqa_attention.online import rounded, widened
 from tilewright.problem import WorkloadCase
 
 
@@ -63,8 +63,8 @@ def tokens(case: WorkloadCase) -> int:
 @triton.jit
 def load_weight(q_weight, k_weight, o_d, m_d, m_q):
     """The norm weight of each head's kind at dims o_d, float32."""
-    b_q = tl.load(q_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_k = tl.load(k_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_q = widened(tl.load(q_weight + o_d, mask=m_d, other=0.0))
+    b_k = widened(tl.load(k_weight + o_d, mask=m_d, other=0.0))
     return tl.where(m_q[None, :, None], b_q[None, None, :], b_k[None, None, :])  # [1, BLOCK_H, dims]
 
 
@@ -73,7 +73,7 @@ def load_table(table, o_b, o_s, stride_b, stride_s, o_d, m_t, m_d):
     """Rows of cos or sin for the tile's tokens at dims o_d, float32."""
     p_row = table + o_b.to(tl.int64) * stride_b + o_s.to(tl.int64) * stride_s
     m_row = m_t[:, None, None] & m_d[None, None, :]
-    return tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0).to(tl.float32)  # [BLOCK_T, 1, dims]
+    return widened(tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0))  # [BLOCK_T, 1, dims]
 
 
 @triton.jit(do_not_specialize=["num_tokens", "seq_len"])
@@ -100,8 +100,8 @@ def norm_rope_kernel(
     p_head = qkv + i_t.to(tl.int64) * BLOCK_T * FEATURES + i_h * BLOCK_H * HEAD_DIM
     p_head += (tl.arange(0, BLOCK_T) * FEATURES)[:, None, None] + (tl.arange(0, BLOCK_H) * HEAD_DIM)[None, :, None]
     p_first = p_head + o_d[None, None, :]
-    b_first = tl.load(p_first, mask=m_half, other=0.0).to(tl.float32)  # [BLOCK_T, BLOCK_H, HALF_BLOCK]
-    b_second = tl.load(p_first + HALF, mask=m_half, other=0.0).to(tl.float32)
+    b_first = widened(tl.load(p_first, mask=m_half, other=0.0))  # [BLOCK_T, BLOCK_H, HALF_BLOCK]
+    b_second = widened(tl.load(p_first + HALF, mask=m_half, other=0.0))
 
     dtype: tl.constexpr = qkv.dtype.element_ty
     if HAS_NORM:
@@ -111,16 +111,16 @@ def norm_rope_kernel(
             o_r = ROT_DIM + tl.arange(0, REST_BLOCK)
             m_r = o_r < HEAD_DIM
             p_rest = p_head + o_r[None, None, :]
-            b_rest = tl.load(p_rest, mask=m_head & m_r[None, None, :], other=0.0).to(tl.float32)
+            b_rest = widened(tl.load(p_rest, mask=m_head & m_r[None, None, :], other=0.0))
             b_square += tl.sum(b_rest * b_rest, 2)
         b_scale = tl.rsqrt(b_square / HEAD_DIM + eps)[:, :, None]
-        b_first = rounded(b_first * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_d, m_d, m_q)
-        b_second = rounded(b_second * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, HALF + o_d, m_d, m_q)
+        b_first = widened(rounded(b_first * b_scale, dtype)) * load_weight(q_weight, k_weight, o_d, m_d, m_q)
+        b_second = widened(rounded(b_second * b_scale, dtype)) * load_weight(q_weight, k_weight, HALF + o_d, m_d, m_q)
         if REST_BLOCK > 0:
-            b_rest = rounded(b_rest * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_r, m_r, m_q)
+            b_rest = widened(rounded(b_rest * b_scale, dtype)) * load_weight(q_weight, k_weight, o_r, m_r, m_q)
             tl.store(p_rest, rounded(b_rest, dtype), mask=m_head & m_r[None, None, :])
-        b_first = rounded(b_first, dtype).to(tl.float32)
-        b_second = rounded(b_second, dtype).to(tl.float32)
+        b_first = widened(rounded(b_first, dtype))
+        b_second = widened(rounded(b_second, dtype))
 
     if HAS_ROPE:
         o_b = o_t // seq_len
