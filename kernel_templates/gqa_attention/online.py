@@ -1,10 +1,15 @@
 """Device helpers of the attention templates: tile loads and stores, matrix product, online softmax."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 import triton
 import triton.language as tl
 
+from tilewright.kernel_templates.interpreter import mend_scalar_reads
+
 # The interpreter's tl.dot reads 16-bit floats as integers, so there the operands are widened first.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+if INTERPRETED.value:
+    mend_scalar_reads()
 
 
 @triton.jit

@@ -25,8 +25,10 @@ WIDE_HEADS = {**SMALL, "head_dim": 128, "num_attention_heads": 4}
 LENGTHS = (1, 7, 15, 17, 63, 65, 127, 129)
 
 
-def a_case(seq_len: int = 33, batch_size: int = 2, dtype: str = "bfloat16", **constants: int) -> WorkloadCase:
-    problem = load_problem().with_dtype(dtype).with_constants(**{**SMALL, **constants})
+def a_case(
+    seq_len: int, constants: Mapping[str, int] = SMALL, *, batch_size: int = 2, dtype: str = "bfloat16"
+) -> WorkloadCase:
+    problem = load_problem().with_dtype(dtype).with_constants(**constants)
     return problem.case(batch_size=batch_size, seq_len=seq_len)
 
 
@@ -36,11 +38,11 @@ def make_qkv(case: WorkloadCase, seed: int = 0) -> torch.Tensor:
     dtype = getattr(torch, case.problem.dtype)
     memory = torch.full((numel + 64 * 1024,), float("nan"), dtype=dtype)
     memory[:numel] = torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    return memory[:numel].view(shape)
+    return memory[:numel].view(shape or ())
 
 
 def attend(template: Template, values: Values, case: WorkloadCase, qkv: torch.Tensor) -> torch.Tensor:
-    context = torch.full(case.shape("context"), float("nan"), dtype=qkv.dtype)
+    context = torch.full(case.shape("context") or (), float("nan"), dtype=qkv.dtype)
     template.launch({"qkv": qkv, "context": context}, values, case, run_kernel)
     return context
 
@@ -77,7 +79,7 @@ class TestFlashAttention:
         [*((SMALL, s) for s in LENGTHS), (GROUP_OF_12, 1), (GROUP_OF_12, 17), (GROUP_OF_12, 65)],
     )
     def test_covering_configs_match_the_oracle(self, constants: Mapping[str, int], seq_len: int) -> None:
-        case = a_case(seq_len, **constants)
+        case = a_case(seq_len, constants)
         qkv = make_qkv(case)
         before = qkv.clone()
         for values in covering(case):
@@ -87,14 +89,14 @@ class TestFlashAttention:
     @pytest.mark.parametrize("seq_len", [17, 129])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     def test_wide_heads_match_the_oracle(self, seq_len: int, dtype: str) -> None:
-        case = a_case(seq_len, dtype=dtype, **WIDE_HEADS)
+        case = a_case(seq_len, WIDE_HEADS, dtype=dtype)
         qkv = make_qkv(case)
         for tma in (False, True):
             assert_close(attend(TEMPLATE, varied(case, USE_TMA=tma), case, qkv), case, qkv)
 
     @pytest.mark.parametrize(("block_m", "block_n"), [(64, 32), (64, 128), (128, 32), (128, 64)])
     def test_unequal_blocks_match_the_oracle(self, block_m: int, block_n: int) -> None:
-        case = a_case(129, num_attention_heads=2, num_key_value_heads=1)
+        case = a_case(129, {**SMALL, "num_attention_heads": 2, "num_key_value_heads": 1})
         qkv = make_qkv(case)
         for prefetch in (False, True) if block_n < 128 else (False,):
             values = varied(case, BLOCK_M=block_m, BLOCK_N=block_n, PREFETCH_SCORES=prefetch)
@@ -128,7 +130,7 @@ class TestAttentionTemplates:
     def test_noise_on_a_kv_head_changes_only_its_queries(
         self, template: Template, constants: Mapping[str, int]
     ) -> None:
-        case = a_case(65, batch_size=1, **constants)
+        case = a_case(65, constants, batch_size=1)
         heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]
         values = template.default(case, INTERPRETER_LIMITS)
         qkv = make_qkv(case)
@@ -172,7 +174,8 @@ for capability in (80, 90, 100):
     for template in (flash_attention.TEMPLATE, norm_rope.TEMPLATE):
         case = load_problem().parse_case("b2s2048")
         for kernel in compile_stage(template, template.default(case, limits), case, limits):
-            found.append((template.name, capability, kernel.shared_memory_bytes, limits.shared_memory_bytes, len(kernel.cubin)))
+            sizes = kernel.shared_memory_bytes, limits.shared_memory_bytes, len(kernel.cubin)
+            found.append((template.name, capability, *sizes))
 print(json.dumps(found))
 """
 
@@ -188,4 +191,4 @@ def test_defaults_compile_within_shared_memory() -> None:
     assert {(name, capability) for name, capability, *_ in found} == {
         (name, capability) for name in ("flash_attention", "norm_rope") for capability in (80, 90, 100)
     }
-    assert all(0 < size and used <= limit for _, _, used, limit, size in found)
+    assert all(size > 0 and used <= limit for _, _, used, limit, size in found)
