@@ -120,7 +120,8 @@ def _joined(parts: list[Any]) -> torch.Tensor:
     """One view over tensors that lie end to end."""
     first = parts[0]
     rows = sum(part.shape[0] for part in parts)
-    return first.as_strided((rows, *first.shape[1:]), first.stride())
+    view: torch.Tensor = first.as_strided((rows, *first.shape[1:]), first.stride())
+    return view
 
 
 def _norm_rope(

@@ -4,13 +4,14 @@ Query and key heads lie side by side, so a program takes BLOCK_T tokens x BLOCK_
 once and writes it once. Either op may be missing from the chain. Dims past the rotary width pass through.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 import torch
 import triton
 import triton.language as tl
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Values
 from tilewright.kernel_templates.gqa_attention import online
-from tilewright.kernel_templates.gqa_attention.online import rounded
+from tilewright.kernel_templates.gqa_attention.online import rounded, widened
 from tilewright.problem import WorkloadCase
 
 
@@ -31,11 +32,11 @@ def default(case: WorkloadCase, limits: Limits) -> Values:
 
 def heads_not_padded_needlessly(c: Values, case: WorkloadCase, limits: Limits) -> bool:
     """No tile is wider than all heads together."""
-    return int(c["BLOCK_H"]) <= triton.next_power_of_2(normed_heads(case))
+    return int(c["BLOCK_H"]) < 2 * normed_heads(case)
 
 
 def tokens_not_padded_needlessly(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    return int(c["BLOCK_T"]) <= triton.next_power_of_2(tokens(case))
+    return int(c["BLOCK_T"]) < 2 * tokens(case)
 
 
 def threads_load_whole_vectors(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -63,8 +64,8 @@ def tokens(case: WorkloadCase) -> int:
 @triton.jit
 def load_weight(q_weight, k_weight, o_d, m_d, m_q):
     """The norm weight of each head's kind at dims o_d, float32."""
-    b_q = tl.load(q_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
-    b_k = tl.load(k_weight + o_d, mask=m_d, other=0.0).to(tl.float32)
+    b_q = widened(tl.load(q_weight + o_d, mask=m_d, other=0.0))
+    b_k = widened(tl.load(k_weight + o_d, mask=m_d, other=0.0))
     return tl.where(m_q[None, :, None], b_q[None, None, :], b_k[None, None, :])  # [1, BLOCK_H, dims]
 
 
@@ -73,9 +74,7 @@ def load_table(table, o_b, o_s, stride_b, stride_s, o_d, m_t, m_d):
     """Rows of cos or sin for the tile's tokens at dims o_d, float32."""
     p_row = table + o_b.to(tl.int64) * stride_b + o_s.to(tl.int64) * stride_s
     m_row = m_t[:, None, None] & m_d[None, None, :]
-    return tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0).to(
-        tl.float32
-    )  # [BLOCK_T, 1, dims]
+    return widened(tl.load(p_row[:, None, None] + o_d[None, None, :], mask=m_row, other=0.0))  # [BLOCK_T, 1, dims]
 
 
 @triton.jit(do_not_specialize=["num_tokens", "seq_len"])
@@ -86,7 +85,7 @@ def norm_rope_kernel(
     HAS_NORM: tl.constexpr, HAS_ROPE: tl.constexpr,
     HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """HALF_BLOCK and REST_BLOCK pad half the rotary width and the dims past it to powers of two; REST_BLOCK may be 0."""
+    """HALF_BLOCK and REST_BLOCK pad half the rotary width and the dims past it to powers of two."""
     HALF: tl.constexpr = ROT_DIM // 2
     FEATURES: tl.constexpr = (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM
     HEAD_TILES: tl.constexpr = (NUM_HEADS + NUM_KV_HEADS + BLOCK_H - 1) // BLOCK_H
@@ -102,8 +101,8 @@ def norm_rope_kernel(
     p_head = qkv + i_t.to(tl.int64) * BLOCK_T * FEATURES + i_h * BLOCK_H * HEAD_DIM
     p_head += (tl.arange(0, BLOCK_T) * FEATURES)[:, None, None] + (tl.arange(0, BLOCK_H) * HEAD_DIM)[None, :, None]
     p_first = p_head + o_d[None, None, :]
-    b_first = tl.load(p_first, mask=m_half, other=0.0).to(tl.float32)  # [BLOCK_T, BLOCK_H, HALF_BLOCK]
-    b_second = tl.load(p_first + HALF, mask=m_half, other=0.0).to(tl.float32)
+    b_first = widened(tl.load(p_first, mask=m_half, other=0.0))  # [BLOCK_T, BLOCK_H, HALF_BLOCK]
+    b_second = widened(tl.load(p_first + HALF, mask=m_half, other=0.0))
 
     dtype: tl.constexpr = qkv.dtype.element_ty
     if HAS_NORM:
@@ -113,18 +112,16 @@ def norm_rope_kernel(
             o_r = ROT_DIM + tl.arange(0, REST_BLOCK)
             m_r = o_r < HEAD_DIM
             p_rest = p_head + o_r[None, None, :]
-            b_rest = tl.load(p_rest, mask=m_head & m_r[None, None, :], other=0.0).to(tl.float32)
+            b_rest = widened(tl.load(p_rest, mask=m_head & m_r[None, None, :], other=0.0))
             b_square += tl.sum(b_rest * b_rest, 2)
         b_scale = tl.rsqrt(b_square / HEAD_DIM + eps)[:, :, None]
-        b_first = rounded(b_first * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_d, m_d, m_q)
-        b_second = rounded(b_second * b_scale, dtype).to(tl.float32) * load_weight(
-            q_weight, k_weight, HALF + o_d, m_d, m_q
-        )
+        b_first = widened(rounded(b_first * b_scale, dtype)) * load_weight(q_weight, k_weight, o_d, m_d, m_q)
+        b_second = widened(rounded(b_second * b_scale, dtype)) * load_weight(q_weight, k_weight, HALF + o_d, m_d, m_q)
         if REST_BLOCK > 0:
-            b_rest = rounded(b_rest * b_scale, dtype).to(tl.float32) * load_weight(q_weight, k_weight, o_r, m_r, m_q)
+            b_rest = widened(rounded(b_rest * b_scale, dtype)) * load_weight(q_weight, k_weight, o_r, m_r, m_q)
             tl.store(p_rest, rounded(b_rest, dtype), mask=m_head & m_r[None, None, :])
-        b_first = rounded(b_first, dtype).to(tl.float32)
-        b_second = rounded(b_second, dtype).to(tl.float32)
+        b_first = widened(rounded(b_first, dtype))
+        b_second = widened(rounded(b_second, dtype))
 
     if HAS_ROPE:
         o_b = o_t // seq_len

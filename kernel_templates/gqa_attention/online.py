@@ -1,28 +1,42 @@
 """Device helpers of the attention templates: tile loads and stores, matrix product, online softmax."""
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
 import triton
 import triton.language as tl
 
+from tilewright.kernel_templates.interpreter import mend_scalar_reads
+
 # The interpreter's tl.dot reads 16-bit floats as integers, so there the operands are widened first.
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+if INTERPRETED.value:
+    mend_scalar_reads()
 
 
 @triton.jit
 def rounded(b_x, dtype: tl.constexpr):
-    """b_x in `dtype`, to nearest even; the interpreter's own cast to bfloat16 cuts bits off."""
+    """float32 b_x in `dtype`, to nearest even; the interpreter's own cast to bfloat16 cuts the low bits off."""
     if INTERPRETED and dtype == tl.bfloat16:
-        b_bits = b_x.to(tl.float32).to(tl.uint32, bitcast=True)
+        b_bits = b_x.to(tl.uint32, bitcast=True)
         b_bits += 0x7FFF + ((b_bits >> 16) & 1)
-        return b_bits.to(tl.float32, bitcast=True).to(dtype)
+        return (b_bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return b_x.to(dtype)
+
+
+@triton.jit
+def widened(b_x):
+    """b_x in float32; the interpreter's own cast makes 1e-38 of a bfloat16 zero."""
+    if INTERPRETED and b_x.dtype == tl.bfloat16:
+        return (b_x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return b_x.to(tl.float32)
 
 
 @triton.jit
 def mma(b_a, b_b, b_acc):
     """b_a @ b_b + b_acc in float32."""
     if INTERPRETED:
-        return tl.dot(b_a.to(tl.float32), b_b.to(tl.float32), b_acc)
+        return tl.dot(widened(b_a), widened(b_b), b_acc)
     else:
         return tl.dot(b_a, b_b, b_acc)
 
