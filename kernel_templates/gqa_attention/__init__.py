@@ -1,7 +1,7 @@
 """Grouped-query attention with optional QK norm and rotary embedding: its templates, oracle and baselines.
 
-The order is the order of preference of the default plan: library parts where they exist, because they are sound on
-any card; tuning finds what is faster.
+The order is the order of preference of the default plan: the fused projection, then library parts, because these are
+sound on any card; tuning finds what is faster.
 """
 
 from tilewright.kernel_templates.families import Family
