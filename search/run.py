@@ -147,11 +147,15 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
                     sampler=request.sampler,
                     seed=request.seed,
                     min_gain=request.min_gain,
+                    # Twice the pool: a slow compile at the head of the queue must not idle the others.
+                    look_ahead=2 * compile_processes(),
                     stopping=lambda: interrupt.requested,
                     now_s=time.monotonic,
                 )
                 results = Tuner(context, records).run(selection.cases, budget)
                 interrupt.raise_if_requested()
+                share = records.gpu_seconds / (time.monotonic() - begun)
+                progress.says(f"GPU held for {records.gpu_seconds:.0f} s, {share:.0%} of the run")
         database = store.location.shown
     seconds = time.monotonic() - begun
     return TuneReport(selection.problem.name, environment, database, tuple(results), seconds, records.gpu_seconds)
@@ -175,7 +179,12 @@ def compiler_for(limits: Limits, selection: Selection) -> AbstractContextManager
     """Compiles ahead on all cores but one; nothing to compile in the interpreter."""
     if limits.kind != "cuda":
         return _nothing_to_compile()
-    return PooledCompiler(selection.problem.family, limits, processes=max(1, (os.cpu_count() or 2) - 1))
+    return PooledCompiler(selection.problem.family, limits, processes=compile_processes())
+
+
+def compile_processes() -> int:
+    """One core is left to the device's own process."""
+    return max(1, (os.cpu_count() or 2) - 1)
 
 
 @contextmanager

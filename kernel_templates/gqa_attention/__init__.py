@@ -11,17 +11,23 @@ from tilewright.kernel_templates.gqa_attention import (
     library_attention,
     library_gemm,
     norm_rope,
+    output_projection,
+    qkv_norm_rope,
+    qkv_projection,
     reference,
 )
 from tilewright.kernel_templates.plan import Registry
 
 TEMPLATES = (
+    qkv_norm_rope.TEMPLATE,
     library_gemm.QKV,
+    qkv_projection.TEMPLATE,
     norm_rope.TEMPLATE,
-    library_attention.SDPA,
-    library_gemm.OUTPUT,
     library_attention.SDPA_OUTPUT,
+    library_attention.SDPA,
     flash_attention.TEMPLATE,
+    library_gemm.OUTPUT,
+    output_projection.TEMPLATE,
 )
 FAMILY = Family(
     Registry(TEMPLATES), reference.OPS, baselines.BASELINES, final_baselines=("torch_compile", "cublas_cudnn")
