@@ -12,33 +12,37 @@ import torch
 import triton
 import triton.language as tl
 
-from tilewright.kernel_templates.base import Choice, Constraint, Limits, Run, Scratch, Values
-from tilewright.kernel_templates.gqa_attention.common import mma
+from tilewright.kernel_templates.base import Choice, Constraint, Limits, Run, Scratch, Tensors, Values
+from tilewright.kernel_templates.gqa_attention.common import mma, packed_rows, rows
 from tilewright.problem import WorkloadCase
 
 REDUCE_BLOCK = 1024
 TILE_CHOICES = (Choice("BLOCK_M", (16, 32, 64, 128, 256)), Choice("BLOCK_K", (64, 128)), Choice("GROUP_M", (1, 4, 8, 16)))
 LAUNCH_CHOICES = (Choice("num_warps", (4, 8)), Choice("num_stages", (2, 3, 4, 5, 6)))
 
-# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, most num_stages; the first two won on H200 at many and at few hundred tokens.
-Tile = tuple[int, int, int, int, int]
+# BLOCK_M, BLOCK_N, BLOCK_K, num_warps, most num_stages, fewest tokens. Measured on H200: the first, persistent, wins at
+# thousands of tokens, the second at hundreds.
+Tile = tuple[int, int, int, int, int, int]
 KNOWN_GOOD: tuple[Tile, ...] = (
-    (128, 256, 64, 8, 3), (128, 128, 64, 4, 5), (64, 128, 64, 4, 5), (64, 64, 64, 4, 6), (32, 64, 64, 4, 6), (16, 64, 64, 4, 6),
+    (128, 256, 64, 8, 3, 1024), (128, 128, 64, 4, 5, 1), (64, 128, 64, 4, 5, 1), (64, 64, 64, 4, 6, 1),
+    (32, 64, 64, 4, 6, 1), (16, 64, 64, 4, 6, 1),
 )  # fmt: skip
 
 
 @triton.jit
 def accumulate(
-    a, w, i_row, i_feature, k_begin, k_end, tokens,
-    DEPTH: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, w, i_row, i_feature, i_split, tokens,
+    DEPTH: tl.constexpr, SPLIT_K: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `a` from i_row times rows of `w` from i_feature over depth [k_begin, k_end): [BLOCK_M, BLOCK_N] float32."""
+    """Rows of `a` from i_row times rows of `w` from i_feature over one split of the depth: [BLOCK_M, BLOCK_N] float32."""
+    STEPS: tl.constexpr = (DEPTH + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Rows past the end repeat the last one, so that only the depth needs a mask; the store drops them.
     o_m = tl.minimum(tl.arange(0, BLOCK_M), tokens - 1 - i_row)
     o_n = tl.minimum(tl.arange(0, BLOCK_N), FEATURES - 1 - i_feature)
-    for k in range(k_begin, k_end, BLOCK_K):
+    for i_step in range(STEPS):
+        k = (i_split * STEPS + i_step) * BLOCK_K
         if TMA:
             b_a = a.load([i_row, k])  # [BLOCK_M, BLOCK_K]
             b_w = w.load([i_feature, k])  # [BLOCK_N, BLOCK_K]
@@ -46,7 +50,7 @@ def accumulate(
             o_k = tl.arange(0, BLOCK_K)
             p_a = a + tl.cast(i_row, tl.int64) * DEPTH + k + o_m[:, None] * DEPTH + o_k[None, :]
             p_w = w + tl.cast(i_feature, tl.int64) * DEPTH + k + o_n[:, None] * DEPTH + o_k[None, :]
-            if DEPTH % BLOCK_K == 0:
+            if DEPTH % (BLOCK_K * SPLIT_K) == 0:
                 b_a = tl.load(p_a)  # [BLOCK_M, BLOCK_K]
                 b_w = tl.load(p_w)  # [BLOCK_N, BLOCK_K]
             else:
@@ -54,6 +58,24 @@ def accumulate(
                 b_w = tl.load(p_w, mask=(o_k < DEPTH - k)[None, :], other=0.0)
         b_acc = mma(b_a, tl.trans(b_w), b_acc)
     return b_acc
+
+
+@triton.jit
+def of_section(i_column, q, k, v, WIDTH_Q: tl.constexpr, WIDTH_KV: tl.constexpr):
+    """Whichever of the three pointers or descriptors belongs to the column; a select, so no descriptor is ever built."""
+    chosen = q
+    if i_column >= WIDTH_Q + WIDTH_KV:
+        chosen = v
+    elif i_column >= WIDTH_Q:
+        chosen = k
+    return chosen
+
+
+@triton.jit
+def feature_in_section(i_column, WIDTH_Q: tl.constexpr, WIDTH_KV: tl.constexpr):
+    """Row of its own weight that a column of qkv comes from."""
+    i_in_v = tl.where(i_column >= WIDTH_Q + WIDTH_KV, i_column - (WIDTH_Q + WIDTH_KV), i_column - WIDTH_Q)
+    return tl.where(i_column >= WIDTH_Q, i_in_v, i_column)
 
 
 @triton.jit
@@ -158,6 +180,9 @@ class Gemm:
     def tile_large_enough(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
         """Tiles of fewer rows than the tokens fill re-read the weights and miss the wide matrix instructions."""
         block_m, tokens = int(v["BLOCK_M"]), token_count(case)
+        wide = tokens >= 128 and all(width % 128 == 0 for width in self.widths(case))
+        if wide and self.tiles(v, case) > 4 * limits.sm_count and block_m * self.block_n(v, case) < 128 * 128:
+            return False
         return block_m >= 128 or triton.cdiv(tokens, block_m) <= (2 if block_m < 64 else 8)
 
     def group_fits_tile_rows(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -211,15 +236,17 @@ class Gemm:
         """The first known good tile that may run here; the last one tried where none may."""
         config: Values = {}
         for tile, use_tma, stages, split in product(KNOWN_GOOD, (True, False), (6, 5, 4, 3), (1, 2, 4, 8)):
+            if stages > tile[4] or token_count(case) < tile[5]:
+                continue
             config = self._config(tile, use_tma, stages, split, case)
-            if stages <= tile[4] and all(allowed(config, case, limits) for allowed in self.constraints):
+            if all(allowed(config, case, limits) for allowed in self.constraints):
                 break
         return config
 
     def _config(self, tile: Tile, use_tma: bool, stages: int, split: int, case: WorkloadCase) -> Values:
-        block_m, block_n, block_k, num_warps, _ = tile
+        block_m, block_n, block_k, num_warps, _, _ = tile
         tile_rows = power_of_two_above(triton.cdiv(token_count(case), block_m))
-        persistent = use_tma and block_n == 256 and token_count(case) >= 1024
+        persistent = use_tma and block_n == 256
         columns = {"HEADS_PER_TILE": max(1, block_n // case["head_dim"])} if self.whole_heads else {"BLOCK_N": block_n}
         return {
             "USE_TMA": use_tma,
@@ -241,3 +268,11 @@ def qkv_widths(case: WorkloadCase) -> tuple[int, ...]:
 
 def hidden_size(case: WorkloadCase) -> int:
     return case["hidden_size"]
+
+
+def projection_weights(tensors: Tensors, case: WorkloadCase) -> list[torch.Tensor | None]:
+    """The three weights, or their packed view and nothing more."""
+    parts = [tensors[f"{name}_proj_weight"] for name in "qkv"]
+    if case.weight_mode == "packed":
+        return [packed_rows(parts), None, None]
+    return [rows(part) for part in parts]

@@ -43,11 +43,8 @@ def _tile(
     GROUP_M: tl.constexpr, SPLIT_K: tl.constexpr, USE_TMA: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
     i_m, i_n = grouped_tile(i_tile, tl.cdiv(tokens, BLOCK_M), (WIDTH + BLOCK_N - 1) // BLOCK_N, GROUP_M)
-    split_depth: tl.constexpr = (DEPTH + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
-    k_begin = i_split * split_depth
-    k_end = tl.minimum(k_begin + split_depth, DEPTH)
     b_out = accumulate(
-        a, w, i_m * BLOCK_M, i_n * BLOCK_N, k_begin, k_end, tokens, DEPTH, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, USE_TMA
+        a, w, i_m * BLOCK_M, i_n * BLOCK_N, i_split, tokens, DEPTH, SPLIT_K, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, USE_TMA
     )
     if SPLIT_K > 1:
         out += tl.cast(i_split, tl.int64) * tokens * WIDTH

@@ -8,13 +8,16 @@ import triton
 import triton.language as tl
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Scratch, Template, Tensors, Values
-from tilewright.kernel_templates.gqa_attention.common import descriptor, grouped_tile, packed_rows, program_count, rows
+from tilewright.kernel_templates.gqa_attention.common import descriptor, grouped_tile, program_count, rows
 from tilewright.kernel_templates.gqa_attention.gemm import (
     LAUNCH_CHOICES,
     TILE_CHOICES,
     Gemm,
     accumulate,
+    feature_in_section,
     hidden_size,
+    of_section,
+    projection_weights,
     qkv_widths,
     run_sum_splits,
     store_tile,
@@ -47,29 +50,18 @@ def _tile(
     WIDTH: tl.constexpr = WIDTH_Q + 2 * WIDTH_KV
     i_m, i_n = grouped_tile(i_tile, tl.cdiv(tokens, BLOCK_M), WIDTH // BLOCK_N, GROUP_M)
     i_column = i_n * BLOCK_N
-    w = w_q
-    p_bias = p_bias_q
-    i_feature = i_column
-    if i_column >= WIDTH_Q + WIDTH_KV:
-        i_feature = i_column - (WIDTH_Q + WIDTH_KV)
-        if HAS_BIAS:
-            p_bias = p_bias_v
-        if not PACKED:
-            w = w_v
-    elif i_column >= WIDTH_Q:
-        i_feature = i_column - WIDTH_Q
-        if HAS_BIAS:
-            p_bias = p_bias_k
-        if not PACKED:
-            w = w_k
-    split_depth: tl.constexpr = (DEPTH + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K) * BLOCK_K
-    k_begin = i_split * split_depth
-    k_end = tl.minimum(k_begin + split_depth, DEPTH)
-    b_out = accumulate(
-        a, w, i_m * BLOCK_M, i_column if PACKED else i_feature, k_begin, k_end, tokens,
-        DEPTH, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, USE_TMA,
-    )  # fmt: skip
+    i_feature = feature_in_section(i_column, WIDTH_Q, WIDTH_KV)
+    if PACKED:
+        b_out = accumulate(
+            a, w_q, i_m * BLOCK_M, i_column, i_split, tokens, DEPTH, SPLIT_K, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, USE_TMA
+        )  # fmt: skip
+    else:
+        w = of_section(i_column, w_q, w_k, w_v, WIDTH_Q, WIDTH_KV)
+        b_out = accumulate(
+            a, w, i_m * BLOCK_M, i_feature, i_split, tokens, DEPTH, SPLIT_K, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, USE_TMA
+        )  # fmt: skip
     if HAS_BIAS:
+        p_bias = of_section(i_column, p_bias_q, p_bias_k, p_bias_v, WIDTH_Q, WIDTH_KV)
         b_bias = tl.load(p_bias + i_feature + tl.arange(0, BLOCK_N)).to(tl.float32)  # [BLOCK_N]
         b_out += b_bias[None, :] if SPLIT_K == 1 else tl.where(i_split == 0, b_bias, 0.0)[None, :]
     if SPLIT_K > 1:
@@ -122,14 +114,6 @@ def launch(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> No
     )  # fmt: skip
     if partial is not None:
         run_sum_splits(partial, qkv, run)
-
-
-def projection_weights(tensors: Tensors, case: WorkloadCase) -> list[torch.Tensor | None]:
-    """The three weights, or their packed view and nothing more."""
-    parts = [tensors[f"{name}_proj_weight"] for name in "qkv"]
-    if case.weight_mode == "packed":
-        return [packed_rows(parts), None, None]
-    return [rows(part) for part in parts]
 
 
 def scratch(values: Values, case: WorkloadCase) -> Mapping[str, Scratch]:
