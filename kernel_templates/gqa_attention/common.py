@@ -29,9 +29,18 @@ def mma(a, b, acc):
 
 
 @triton.jit
+def narrow(x, dtype: tl.constexpr):
+    """Values in `dtype`, float32 rounded to nearest even; the interpreter alone would cut bf16 off."""
+    if INTERPRETED and x.dtype == tl.float32 and dtype == tl.bfloat16:
+        b_bits = x.to(tl.uint32, bitcast=True)
+        x = ((b_bits + 0x7FFF + ((b_bits >> 16) & 1)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return x.to(dtype)
+
+
+@triton.jit
 def rounded(x, dtype: tl.constexpr):
     """float32 values rounded to what `dtype` can hold."""
-    return x.to(dtype).to(tl.float32)
+    return narrow(x, dtype).to(tl.float32)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from tilewright.kernel_templates.base import Choice, Constraint, Limits, Run, Scratch, Tensors, Values
-from tilewright.kernel_templates.gqa_attention.common import mma, packed_rows, rows
+from tilewright.kernel_templates.gqa_attention.common import mma, narrow, packed_rows, rows
 from tilewright.problem import WorkloadCase
 
 REDUCE_BLOCK = 1024
@@ -85,19 +85,19 @@ def store_tile(
 ):  # fmt: skip
     """Writes a tile of a [tokens, WIDTH] matrix in the dtype of `out`; what lies outside is dropped."""
     if STORE == "tma":
-        out.store([i_row, i_column], b_out.to(out.dtype))
+        out.store([i_row, i_column], narrow(b_out, out.dtype))
     elif STORE == "tma_halves":
         # Half the staging memory, which leaves room for another pipeline stage.
         b_halves = tl.permute(tl.reshape(b_out, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
         b_left, b_right = tl.split(b_halves)  # [BLOCK_M, BLOCK_N // 2] each
-        out.store([i_row, i_column], b_left.to(out.dtype))
-        out.store([i_row, i_column + BLOCK_N // 2], b_right.to(out.dtype))
+        out.store([i_row, i_column], narrow(b_left, out.dtype))
+        out.store([i_row, i_column + BLOCK_N // 2], narrow(b_right, out.dtype))
     else:
         o_m = tl.arange(0, BLOCK_M)
         o_n = tl.arange(0, BLOCK_N)
         p_out = out + tl.cast(i_row, tl.int64) * WIDTH + i_column + o_m[:, None] * WIDTH + o_n[None, :]
         m_out = (o_m < tokens - i_row)[:, None] & (o_n < WIDTH - i_column)[None, :]
-        tl.store(p_out, b_out.to(out.dtype.element_ty), mask=m_out)
+        tl.store(p_out, narrow(b_out, out.dtype.element_ty), mask=m_out)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -109,7 +109,7 @@ def sum_splits(p_partial, p_out, size, SPLIT_K: tl.constexpr, BLOCK: tl.constexp
     b_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     for i_split in tl.static_range(SPLIT_K):
         b_sum += tl.load(p_partial + i_split * tl.cast(size, tl.int64) + o, mask=m, other=0.0)
-    tl.store(p_out + o, b_sum.to(p_out.dtype.element_ty), mask=m)
+    tl.store(p_out + o, narrow(b_sum, p_out.dtype.element_ty), mask=m)
 
 
 def run_sum_splits(partial: torch.Tensor, out: torch.Tensor, run: Run) -> None:

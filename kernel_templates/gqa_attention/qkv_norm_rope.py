@@ -9,7 +9,14 @@ import triton
 import triton.language as tl
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Values
-from tilewright.kernel_templates.gqa_attention.common import descriptor, grouped_tile, program_count, rounded, rows
+from tilewright.kernel_templates.gqa_attention.common import (
+    descriptor,
+    grouped_tile,
+    narrow,
+    program_count,
+    rounded,
+    rows,
+)
 from tilewright.kernel_templates.gqa_attention.gemm import (
     LAUNCH_CHOICES,
     TILE_CHOICES,
@@ -70,7 +77,7 @@ def normed(x, p_weight, eps, HEAD_DIM: tl.constexpr):
     wide = x.to(tl.float32)
     b_weight = tl.load(p_weight + tl.arange(0, HEAD_DIM)).to(tl.float32)  # [HEAD_DIM]
     b_scale = tl.rsqrt(tl.sum(wide * wide, axis=2) * (1.0 / HEAD_DIM) + eps)  # [rows, heads]
-    return (rounded(wide * b_scale[:, :, None], x.dtype) * b_weight[None, None, :]).to(x.dtype)
+    return narrow(rounded(wide * b_scale[:, :, None], x.dtype) * b_weight[None, None, :], x.dtype)
 
 
 @triton.jit
@@ -87,10 +94,10 @@ def turned(
     wide_first, wide_second = b_first.to(tl.float32), b_second.to(tl.float32)
     b_cos = tl.load(p_cos + o_first).to(tl.float32)[:, None, :]
     b_sin = tl.load(p_sin + o_first).to(tl.float32)[:, None, :]
-    b_turned_first = (wide_first * b_cos - wide_second * b_sin).to(x.dtype)
+    b_turned_first = narrow(wide_first * b_cos - wide_second * b_sin, x.dtype)
     b_cos = tl.load(p_cos + o_first + WIDTH // 2).to(tl.float32)[:, None, :]
     b_sin = tl.load(p_sin + o_first + WIDTH // 2).to(tl.float32)[:, None, :]
-    b_turned_second = (wide_second * b_cos + wide_first * b_sin).to(x.dtype)
+    b_turned_second = narrow(wide_second * b_cos + wide_first * b_sin, x.dtype)
     return joined(b_turned_first, b_turned_second, ROWS, HEADS, WIDTH)
 
 
@@ -136,7 +143,7 @@ def _tile(
     if HAS_BIAS:
         p_bias = of_section(i_column, p_bias_q, p_bias_k, p_bias_v, WIDTH_Q, WIDTH_KV)
         x += tl.load(p_bias + i_feature + tl.arange(0, BLOCK_N)).to(tl.float32)[None, :]
-    x = x.to(DTYPE)
+    x = narrow(x, DTYPE)
     if i_column < WIDTH_Q + WIDTH_KV:
         p_norm = p_norm_q
         if NORM:
