@@ -166,6 +166,7 @@ def child_main(connection: Connection, family: str, limits: Limits, hooks: tuple
     import importlib
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.pop("TRITON_INTERPRET", None)  # the parent's may be set; what is interpreted cannot be compiled
     os.nice(5)
     for hook in hooks:
         module, _, function = hook.partition(":")

@@ -36,6 +36,7 @@ def main(connection: Connection, device: str, hooks: tuple[str, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
+    os.environ.pop("TRITON_INTERPRET", None)
     if device == "interpret":
         os.environ["TRITON_INTERPRET"] = "1"
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):

@@ -17,7 +17,11 @@ from tilewright.kernel_templates.gqa_attention.common import mma, narrow, packed
 from tilewright.problem import WorkloadCase
 
 REDUCE_BLOCK = 1024
-TILE_CHOICES = (Choice("BLOCK_M", (16, 32, 64, 128, 256)), Choice("BLOCK_K", (64, 128)), Choice("GROUP_M", (1, 4, 8, 16)))
+TILE_CHOICES = (
+    Choice("BLOCK_M", (16, 32, 64, 128, 256)),
+    Choice("BLOCK_K", (64, 128)),
+    Choice("GROUP_M", (1, 4, 8, 16)),
+)
 LAUNCH_CHOICES = (Choice("num_warps", (4, 8)), Choice("num_stages", (2, 3, 4, 5, 6)))
 
 # BLOCK_M, BLOCK_N, BLOCK_K, num_warps, most num_stages, fewest tokens. Measured on H200: the first, persistent, wins at

@@ -130,7 +130,9 @@ def test_rotation_leaves_the_other_dims_as_the_norm_made_them() -> None:
     template, values = qkv_norm_rope.TEMPLATE, default_of(qkv_norm_rope.TEMPLATE, turned)
     inputs = stage_inputs(template, turned, OPS)
     still = {**inputs, "cos": torch.ones_like(inputs["cos"]), "sin": torch.zeros_like(inputs["sin"])}
-    got, unturned = (outputs_of(template, values, turned, given)["qkv"].unflatten(-1, (-1, 64)) for given in (inputs, still))
+    got, unturned = (
+        outputs_of(template, values, turned, given)["qkv"].unflatten(-1, (-1, 64)) for given in (inputs, still)
+    )
     assert torch.equal(got[..., 32:], unturned[..., 32:])
     assert torch.equal(got[:, :, 8:], unturned[:, :, 8:])  # v heads
     assert not torch.equal(got[:, :, :8, :32], unturned[:, :, :8, :32])
@@ -145,7 +147,9 @@ def test_packed_weights_must_lie_end_to_end() -> None:
 @pytest.mark.parametrize("capability", [80, 86, 90, 100, 120])
 @pytest.mark.parametrize("tokens", [1, 2, 17, 67, 128, 1000, 4096])
 @pytest.mark.parametrize("heads", [(96, 8, 128), (6, 2, 64), (5, 1, 64), (3, 1, 128)], ids=str)
-def test_default_may_run_everywhere(template: Template, capability: int, tokens: int, heads: tuple[int, int, int]) -> None:
+def test_default_may_run_everywhere(
+    template: Template, capability: int, tokens: int, heads: tuple[int, int, int]
+) -> None:
     head_axes = dict(zip(("num_attention_heads", "num_key_value_heads", "head_dim"), heads, strict=True))
     for hidden_size in (128, 2880, 4096):
         case = a_case(seq_len=tokens, hidden_size=hidden_size, **head_axes)
@@ -157,7 +161,9 @@ def test_default_may_run_everywhere(template: Template, capability: int, tokens:
 
 @tiled_template
 @pytest.mark.parametrize("shape", [(1, 1), (1, 128), (4, 512), (2, 2048)], ids=str)
-def test_space_is_small_enough_to_search_and_large_enough_to_be_worth_it(template: Template, shape: tuple[int, int]) -> None:
+def test_space_is_small_enough_to_search_and_large_enough_to_be_worth_it(
+    template: Template, shape: tuple[int, int]
+) -> None:
     case = a_case(batch_size=shape[0], seq_len=shape[1], **PUBLISHED)
     limits = named_limits(90, 132)
     configs = template.valid_configs(case, limits)
