@@ -20,7 +20,7 @@ def default(case: WorkloadCase, limits: Limits) -> Values:
 @torch.no_grad()
 def launch_qkv(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> None:
     """One GEMM over packed weights, else three into column ranges of the packed rows."""
-    x = tensors["hidden_states"].view(-1, case["hidden_size"])
+    x = tensors["hidden_states"].reshape(-1, case["hidden_size"])
     qkv = tensors["qkv"].view(x.shape[0], -1)
     weights = [tensors[f"{name}_proj_weight"] for name in NAMES]
     biases = [tensors[name] for name in (f"{n}_proj_bias" for n in NAMES) if name in tensors]
@@ -36,7 +36,7 @@ def launch_qkv(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -
 @torch.no_grad()
 def launch_output(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> None:
     weight = tensors["o_proj_weight"]
-    context = tensors["context"].view(-1, weight.shape[1])
+    context = tensors["context"].reshape(-1, weight.shape[1])
     torch.mm(context, weight.t(), out=tensors["output"].view(-1, weight.shape[0]))
 
 
