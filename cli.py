@@ -41,6 +41,8 @@ def cli() -> None:
 @click.option(
     "--min-gain", type=click.FloatRange(0, 1), default=0.01, show_default=True, help="Smallest gain that counts."
 )
+@click.option("--regime", type=click.Choice(["graph", "eager"]), default="graph", show_default=True)
+@click.option("--warm-l2", is_flag=True, help="Do not flush the L2 between samples.")
 @click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
 @click.option("--triton-only", is_flag=True, help="Leave library templates out.")
 @db_option

@@ -59,7 +59,7 @@ def contestants(context: Context, search: CaseSearch, incumbent: FusionPlan | No
     plans: dict[str, FinalEntry] = {}
 
     def add(plan: FusionPlan, source: str) -> None:
-        plans.setdefault(plan.digest, FinalEntry(plan.digest, plan, source))
+        plans.setdefault(plan.digest, FinalEntry(plan.digest, plan, source, search.cost(plan)))
 
     if incumbent is not None:
         add(incumbent, "incumbent")
@@ -99,7 +99,7 @@ def _record(
         digest=plan.digest,
         source_hash=context.family.registry.source_hash(plan),
         verdict=decision.verdict,
-        regime=context.effort.measure.regime,
+        regime=context.effort.measure.regime_name,
         weight_mode=case.weight_mode,
         median_us=won.median if won else None,
         low_us=won.low if won else None,

@@ -102,16 +102,16 @@ class Context:
         return self.limits.kind != "interpret"
 
 
-def stage_row(case: WorkloadCase, template: Template, values: Values, outcome: TrialOutcome) -> TrialRow:
+def stage_row(case: WorkloadCase, template: Template, values: Values, outcome: TrialOutcome, regime: str) -> TrialRow:
     stage = Stage(template.name, values)
     return _row(
-        case, Level.STAGE, template.name, stage.label, dict(values), stage.digest, template.source_hash, outcome
+        case, Level.STAGE, template.name, stage.label, dict(values), stage.digest, template.source_hash, outcome, regime
     )
 
 
-def plan_row(case: WorkloadCase, family: Family, plan: FusionPlan, outcome: TrialOutcome) -> TrialRow:
+def plan_row(case: WorkloadCase, family: Family, plan: FusionPlan, outcome: TrialOutcome, regime: str) -> TrialRow:
     source_hash = family.registry.source_hash(plan)
-    return _row(case, Level.PLAN, "", plan.label, plan.to_json(), plan.digest, source_hash, outcome)
+    return _row(case, Level.PLAN, "", plan.label, plan.to_json(), plan.digest, source_hash, outcome, regime)
 
 
 def _row(
@@ -123,6 +123,7 @@ def _row(
     digest: str,
     source_hash: str,
     outcome: TrialOutcome,
+    regime: str,
 ) -> TrialRow:
     samples = outcome.samples_us
     q1, q3 = quartiles(samples)
@@ -136,6 +137,7 @@ def _row(
         source_hash=source_hash,
         status=outcome.status,
         reason=outcome.reason,
+        regime=regime,
         compile_s=outcome.compile_s,
         gpu_s=outcome.gpu_s,
         median_us=median(samples) if samples else None,

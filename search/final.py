@@ -79,19 +79,16 @@ def decide(entries: Sequence[FinalEntry], samples: FinalSamples, *, min_gain: fl
     baselines = sorted((e.name for e in alive if e.plan is None), key=lambda name: times[name].median)
     rivals = [entry.name for entry in plans if entry is holder or entry.source == "default"]
     winner, reason = holder, ""
-    for entry in sorted(plans, key=lambda e: (times[e.name].median, e.name)):
-        if entry is holder:
-            continue
-        lost_to = _lost_to(samples, entry.name, rivals, min_gain)
-        if lost_to is None:
-            winner = entry
-            break
-        reason = reason or f"fastest challenger is not faster than {lost_to} beyond noise and {min_gain:.0%}"
-    ties = tuple(
-        e.name
-        for e in plans
-        if e is not winner and ratio_interval(samples.rounds[winner.name], samples.rounds[e.name]).high >= 1
-    )
+    challengers = sorted((e for e in plans if e is not holder), key=lambda e: (times[e.name].median, e.name))
+    losses = {entry.name: _lost_to(samples, entry.name, rivals, min_gain) for entry in challengers}
+    beating = [entry for entry in challengers if losses[entry.name] is None]
+    if beating:
+        equal = [e for e in beating if e is beating[0] or _ties(samples, beating[0].name, e.name)]
+        winner = min(equal, key=lambda e: (e.cost, e.name))  # of equals, the one that leaves most of the card free
+    elif challengers:
+        rival = losses[challengers[0].name]
+        reason = f"fastest challenger is not faster than {rival} beyond noise and {min_gain:.0%}"
+    ties = tuple(e.name for e in plans if e is not winner and _ties(samples, winner.name, e.name))
     beaten = not baselines or _lost_to(samples, winner.name, baselines[:1], 0.0) is None
     verdict = _verdict(winner, holder, beats_baseline=beaten)
     return Decision(winner.name, verdict, times, ratios, (baselines or [""])[0], ties, reason)
@@ -104,6 +101,11 @@ def _holder(plans: Sequence[FinalEntry]) -> FinalEntry:
             if entry.source == source:
                 return entry
     return plans[0]
+
+
+def _ties(samples: FinalSamples, name: str, other: str) -> bool:
+    """True when `name` is not faster beyond noise."""
+    return ratio_interval(samples.rounds[name], samples.rounds[other]).high >= 1
 
 
 def _lost_to(samples: FinalSamples, name: str, rivals: Sequence[str], min_gain: float) -> str | None:

@@ -22,6 +22,11 @@ class MeasureOptions:
     budget_ms: float = 60.0  # device time after which no further sample is begun once min_samples are there
     cut_above_us: float | None = None  # stop after min_samples // 2 when the median is above this
 
+    @property
+    def regime_name(self) -> str:
+        """What is stored: times of two regimes are not comparable."""
+        return self.regime if self.cold_l2 else f"{self.regime}-warm"
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -53,6 +58,7 @@ class FinalEntry:
     name: str
     plan: FusionPlan | None = None  # None: `name` is a baseline
     source: str = ""  # default | incumbent | candidate | baseline
+    cost: tuple[int, int] = (0, 0)  # registers and shared memory, bytes; settles ties
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from tilewright.kernel_templates.families import load_family
 from tilewright.problem import WeightMode, WorkloadCase
 from tilewright.search.compile_pool import PooledCompiler
 from tilewright.search.context import CompileAhead, Context, NoCompiler
-from tilewright.search.effort import effort_named
+from tilewright.search.effort import Effort, effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
@@ -43,6 +43,8 @@ class TuneRequest:
     seed: int = 0
     sampler: str = "auto"
     min_gain: float = 0.01
+    regime: str = "graph"
+    warm_l2: bool = False
     weights: WeightMode = "separate"
     triton_only: bool = False
     db: str | None = None
@@ -50,6 +52,12 @@ class TuneRequest:
     @property
     def kinds(self) -> tuple[str, ...]:
         return ("triton",) if self.triton_only else KINDS
+
+    @property
+    def resolved_effort(self) -> Effort:
+        effort = effort_named(self.effort)
+        measure = replace(effort.measure, regime=self.regime, cold_l2=not self.warm_l2)
+        return replace(effort, measure=measure)
 
     def select(self) -> Selection:
         make_sampler(self.sampler, self.seed)  # an unknown name is told before anything is opened
@@ -117,7 +125,7 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     """Tunes what is asked; `watch(measures)` makes the view of the run. Raises Interrupted after saving."""
     selection = request.select()
     budget = Budget(request.budget, request.trials)
-    effort = effort_named(request.effort)
+    effort = request.resolved_effort
     family = load_family(selection.problem.family)
     begun = time.monotonic()
     with Store.open(request.db) as store, DeviceSession(selection.device) as session:
@@ -125,7 +133,7 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
         environment, limits = described.environment, described.limits
         run = RunRow(_command(), request.seed, effort.name, version("tilewright"), PROTOCOL)
         run_id = store.begin_run(run, environment)
-        records = _Records(store, run_id, environment)
+        records = _Records(store, run_id, environment, effort.measure.regime_name)
         with watch(limits.kind != "interpret") as progress, Interrupt(progress.says) as interrupt:
             for warning in store.warnings:
                 progress.says(f"warning: {warning}")
@@ -195,8 +203,8 @@ def _nothing_to_compile() -> Iterator[CompileAhead]:
 class _Records:
     """The store as one run sees it."""
 
-    def __init__(self, store: Store, run_id: int, environment: Environment) -> None:
-        self._store, self._run_id, self._environment = store, run_id, environment
+    def __init__(self, store: Store, run_id: int, environment: Environment, regime: str) -> None:
+        self._store, self._run_id, self._environment, self._regime = store, run_id, environment, regime
         self.gpu_seconds = 0.0
 
     def record_trial(self, case: WorkloadCase, row: TrialRow) -> None:
@@ -212,7 +220,7 @@ class _Records:
         self._store.activate(self._run_id, case, self._environment, record)
 
     def active(self, case: WorkloadCase) -> RecordRow | None:
-        stored = self._store.active_record(case, self._environment)
+        stored = self._store.active_record(case, self._environment, self._regime)
         return None if stored is None or stored.invalid else stored.record
 
 

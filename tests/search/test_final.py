@@ -1,6 +1,7 @@
 """The statistics of a final: who wins, who ties, and how often noise is taken for a difference."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -81,6 +82,13 @@ def test_interval_covers_the_true_median_about_95_times_in_100() -> None:
         interval = median_interval([rng.expovariate(1) for _ in range(30)])
         covered += interval.low <= 0.6931 <= interval.high
     assert 0.93 <= covered / 400 <= 0.995
+
+
+def test_of_equals_the_one_with_fewer_registers_wins() -> None:
+    heavy = replace(entry("heavy", "candidate"), cost=(400, 90_000))
+    light = replace(entry("light", "candidate"), cost=(300, 90_000))
+    decision = decide([ENTRIES[0], heavy, light], samples(default=100, heavy=90, light=90.01))
+    assert decision.winner == "light"
 
 
 def test_too_few_rounds_are_refused() -> None:

@@ -138,6 +138,24 @@ def test_winner_of_one_case_is_tried_early_in_the_next() -> None:
         assert values in [row.config for row in second if row.template == name]
 
 
+def test_noisy_time_is_kept_and_taken_once_more() -> None:
+    seen: set[str] = set()
+
+    def fault(candidate: Candidate) -> TrialOutcome | None:
+        if isinstance(candidate, Stage) and candidate.digest not in seen:
+            seen.add(candidate.digest)
+            return TrialOutcome(Status.OK, samples_us=(9000.0,) * 8, noisy="hardware slowdown")
+        return None
+
+    store = MemoryStore()
+    [result] = Tuner(a_context(FormulaDevice(fault), store), store).run([a_case()])
+    stages = [row for row in store.trials if row.level is Level.STAGE]
+    assert {row.attempt for row in stages} == {1, 2}
+    assert all(row.noisy for row in stages if row.attempt == 1)
+    assert result.record is not None
+    assert result.record.digest == best_plan().digest
+
+
 def test_triton_only_leaves_library_templates_out() -> None:
     store = MemoryStore()
     Tuner(a_context(FormulaDevice(), store, kinds=("triton",)), store).run([a_case()])
