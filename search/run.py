@@ -163,7 +163,8 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
                 results = Tuner(context, records).run(selection.cases, budget)
                 interrupt.raise_if_requested()
                 share = records.gpu_seconds / (time.monotonic() - begun)
-                progress.says(f"GPU held for {records.gpu_seconds:.0f} s, {share:.0%} of the run")
+                if limits.kind == "cuda":
+                    progress.says(f"GPU held for {records.gpu_seconds:.0f} s, {share:.0%} of the run")
         database = store.location.shown
     seconds = time.monotonic() - begun
     return TuneReport(selection.problem.name, environment, database, tuple(results), seconds, records.gpu_seconds)
