@@ -116,6 +116,46 @@ def plan_server(db: str | None) -> Any:
     return server
 
 
+@cli.command()
+@problem_option
+@case_option
+@suite_option
+@device_option
+@click.option("--capability", type=int, help="A card that is not here: 80, 86, 89, 90, 100, 120.")
+@click.option("--sms", type=click.IntRange(min=1), default=132, show_default=True, help="Its number of SMs.")
+@click.option("--triton-only", is_flag=True, help="Leave library templates out.")
+@click.option("--enumerate", "enumerate_configs", is_flag=True, help="With --json: every valid config.")
+@json_option
+def space(
+    problem: str,
+    cases: tuple[str, ...],
+    suite: str | None,
+    device: str,
+    capability: int | None,
+    sms: int,
+    triton_only: bool,
+    enumerate_configs: bool,
+    as_json: bool,
+) -> None:
+    """Size of the search space, its plans, and why configs are rejected before compiling.
+
+    \b
+    Example: tilewright space --case b4s512 --capability 90
+    """
+    from tilewright.search.request import limits_of, resolve
+    from tilewright.search.space_report import report_space
+
+    selection = resolve(
+        problem, cases=cases, suite=suite or ("full" if capability else None), device=device, sizes_only=True
+    )
+    limits = limits_of(selection.device, capability, sms)
+    reports = [report_space(case, limits, triton_only=triton_only) for case in selection.cases]
+    if as_json:
+        emit([report.to_json(enumerate_configs=enumerate_configs) for report in reports], as_json=True)
+    else:
+        emit("\n\n".join(report.text() for report in reports), as_json=False)
+
+
 for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export):
     cli.add_command(command)
 

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tilewright.errors import UsageError
 from tilewright.problem import DEFAULT_PROBLEM, Problem, WeightMode, WorkloadCase, load_problem
+
+if TYPE_CHECKING:
+    from tilewright.kernel_templates.base import Limits
 
 INTERPRET = "interpret"
 
@@ -26,13 +30,17 @@ def resolve(
     suite: str | None = None,
     device: str = "auto",
     weights: WeightMode = "separate",
+    sizes_only: bool = False,
 ) -> Selection:
-    """Raises UsageError for a device, suite or case that is not understood, before anything else happens."""
+    """Raises UsageError for a device, suite or case that is not understood, before anything else happens.
+
+    With `sizes_only` nothing will run, so that the interpreter may be asked about published sizes.
+    """
     problem = load_problem(problem_name)
     chosen = resolve_device(device)
     if suite is None:
         suite = "smoke" if chosen == INTERPRET else "full"
-    if chosen == INTERPRET and suite == "full":
+    if chosen == INTERPRET and suite == "full" and not sizes_only:
         sizes = ", ".join(f"{name}={value}" for name, value in problem.constants.items())
         raise UsageError(f"suite full at {sizes} would take the interpreter days; use --suite smoke, or a GPU")
     sized = problem.at_suite(suite)
@@ -67,3 +75,17 @@ def gpu_count() -> int:
         return int(pynvml.nvmlDeviceGetCount())
     finally:
         pynvml.nvmlShutdown()
+
+
+def limits_of(device: str, capability: int | None, sm_count: int) -> "Limits":
+    """Of a card that is not here, where a capability is named; else of the device."""
+    from tilewright.kernel_templates.device import SHARED_MEMORY_BYTES, named_limits
+    from tilewright.search.session import DeviceSession
+
+    if capability is not None:
+        if capability not in SHARED_MEMORY_BYTES:
+            known = ", ".join(map(str, SHARED_MEMORY_BYTES))
+            raise UsageError(f"capability must be one of {known}, got {capability}")
+        return named_limits(capability, sm_count)
+    with DeviceSession(device) as session:
+        return session.describe().limits

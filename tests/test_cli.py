@@ -54,6 +54,16 @@ def test_doctor_answers_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"torch", "triton", "gpu", "database"} <= {check["name"] for check in content["checks"]}
 
 
+def test_space_of_a_card_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["space", "--case", "b4s512", "--capability", "80", "--json"]) == 0
+    [report] = json.loads(capsys.readouterr().out)
+    assert all("gluon" not in plan for plan in report["plans"])
+    for template in report["templates"].values():
+        assert template["valid"] + sum(r["count"] for r in template["rejected"].values()) == template["raw"]
+    assert cli.run(["space", "--capability", "75"]) == 2
+    assert "capability must be one of 80" in capsys.readouterr().err
+
+
 def test_version_and_help_end_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     assert "tune" in capsys.readouterr().out
