@@ -39,6 +39,13 @@ class BenchCase:
         """Ours over the best baseline, paired; None where either is missing."""
         return self.ratios[self.best_baseline].median if self.best_baseline in self.ratios else None
 
+    @property
+    def summary(self) -> str:
+        """One line for whoever watches; no time where times are no measurements."""
+        if self.floor_us is None:
+            return "ran" if OURS in self.times else f"failed: {self.failures}"
+        return "no comparison" if self.ratio is None else f"{self.ratio:.3f} of {self.best_baseline}"
+
     def to_json(self) -> dict[str, Any]:
         ours = self.times.get(OURS)
         return {
@@ -89,6 +96,11 @@ def summarise(
     floor = case.floor_us(ceilings) if ceilings else None
     return BenchCase(case, plan, grade, times, ratios, floor, count, dict(samples.failures), samples.noisy)
 
+    def unmeasured_json(self) -> dict[str, Any]:
+        """What ran, without times."""
+        shown = ("case", "axes", "plan", "label", "grade", "failures")
+        return {**{name: self.to_json()[name] for name in shown}, "ran": sorted(self.times)}
+
 
 @dataclass(frozen=True)
 class BenchReport:
@@ -135,8 +147,8 @@ class BenchReport:
             "environment": self.environment,
             "protocol": self.protocol,
             "measures": self.measures,
-            "aggregates": self.aggregates(),
-            "cases": [case.to_json() for case in self.cases],
+            "aggregates": self.aggregates() if self.measures else {},
+            "cases": [case.to_json() if self.measures else case.unmeasured_json() for case in self.cases],
         }
 
     def text(self) -> str:
@@ -176,10 +188,7 @@ def run_cases(
     for case in cases:
         plan, grade = plan_for(case)
         result = bench_case(case=case, plan=plan, grade=grade, **settings)
-        says(
-            f"{case.name}: "
-            + ("no comparison" if result.ratio is None else f"{result.ratio:.3f} of {result.best_baseline}")
-        )
+        says(f"{case.name}: {result.summary}")
         results.append(result)
     return tuple(results)
 

@@ -155,8 +155,8 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
                     sampler=request.sampler,
                     seed=request.seed,
                     min_gain=request.min_gain,
-                    # Twice the pool: a slow compile at the head of the queue must not idle the others.
-                    look_ahead=2 * compile_processes(),
+                    # More than the pool: a slow compile at the head of the queue must not idle the others.
+                    look_ahead=3 * compile_processes() // 2 + 1,
                     stopping=lambda: interrupt.requested,
                     now_s=time.monotonic,
                 )
