@@ -65,6 +65,11 @@ class BenchCase:
             "noisy": self.noisy,
         }
 
+    def unmeasured_json(self) -> dict[str, Any]:
+        """What ran, without times."""
+        shown = ("case", "axes", "plan", "label", "grade", "failures")
+        return {**{name: self.to_json()[name] for name in shown}, "ran": sorted(self.times)}
+
 
 def bench_case(
     device: Device,
@@ -95,11 +100,6 @@ def summarise(
     count = min((len(values) for values in rounds.values()), default=0)
     floor = case.floor_us(ceilings) if ceilings else None
     return BenchCase(case, plan, grade, times, ratios, floor, count, dict(samples.failures), samples.noisy)
-
-    def unmeasured_json(self) -> dict[str, Any]:
-        """What ran, without times."""
-        shown = ("case", "axes", "plan", "label", "grade", "failures")
-        return {**{name: self.to_json()[name] for name in shown}, "ran": sorted(self.times)}
 
 
 @dataclass(frozen=True)
