@@ -41,7 +41,11 @@ class Compiled:
 
 def compile_in_child(requests: list[Request]) -> list[list[Compiled]]:
     """The kernels of each request, in order; raises AssertionError with the child's words when one does not compile."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join([str(ROOT / ".src"), str(ROOT / "tests")])}
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / ".src"), str(ROOT / "tests")]),
+    }
     content = json.dumps([asdict(request) for request in requests])
     child = subprocess.run([sys.executable, __file__], input=content, env=environment, capture_output=True, text=True)
     assert child.returncode == 0, child.stderr[-3000:]

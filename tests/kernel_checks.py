@@ -30,7 +30,9 @@ def a_case(
         problem = without_inputs(problem, "q_proj_bias", "k_proj_bias", "v_proj_bias")
     if not norm:
         ops = tuple(op for op in problem.ops if op.name != "qk_norm")
-        problem = without_inputs(dataclasses.replace(problem, ops=ops), "q_norm_weight", "k_norm_weight", "rms_norm_eps")
+        problem = without_inputs(
+            dataclasses.replace(problem, ops=ops), "q_norm_weight", "k_norm_weight", "rms_norm_eps"
+        )
     batch = "1" if shared_table else "batch_size"
     width = str(rotary_width) if rotary_width else "head_dim"
     problem = dataclasses.replace(problem, inputs=tuple(_with_table(s, batch, width) for s in problem.inputs))
@@ -90,11 +92,14 @@ def assert_stage_correct(template: Template, values: Values, case: WorkloadCase,
 
 def assert_close(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, what: str) -> None:
     """The largest and the root mean square error, each against eager's."""
-    assert got.shape == truth.shape and got.dtype == eager.dtype, what
+    assert got.shape == truth.shape, what
+    assert got.dtype == eager.dtype, what
     assert bool(torch.isfinite(got).all()), f"{what} is not finite"
     error, allowed = (got.double() - truth).abs(), (eager.double() - truth).abs()
     step = torch.finfo(eager.dtype).eps * truth.abs().max() * ROUNDING_STEPS
-    assert error.max() <= ERROR_RATIO * allowed.max() + step, f"{what}: error {error.max():.3g}, eager {allowed.max():.3g}"
+    assert error.max() <= ERROR_RATIO * allowed.max() + step, (
+        f"{what}: error {error.max():.3g}, eager {allowed.max():.3g}"
+    )
     rms, allowed_rms = error.square().mean().sqrt(), allowed.square().mean().sqrt()
     assert rms <= ERROR_RATIO * allowed_rms + step / 16, f"{what}: rms error {rms:.3g}, eager {allowed_rms:.3g}"
 
