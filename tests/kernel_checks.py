@@ -92,7 +92,8 @@ def assert_stage_correct(template: Template, values: Values, case: WorkloadCase,
 
 def assert_close(got: torch.Tensor, truth: torch.Tensor, eager: torch.Tensor, what: str) -> None:
     """The largest and the root mean square error, each against eager's."""
-    assert got.shape == truth.shape and got.dtype == eager.dtype, what
+    assert got.shape == truth.shape, what
+    assert got.dtype == eager.dtype, what
     assert bool(torch.isfinite(got).all()), f"{what} is not finite"
     error, allowed = (got.double() - truth).abs(), (eager.double() - truth).abs()
     step = torch.finfo(eager.dtype).eps * truth.abs().max() * ROUNDING_STEPS

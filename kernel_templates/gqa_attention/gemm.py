@@ -29,17 +29,17 @@ LAUNCH_CHOICES = (Choice("num_warps", (4, 8)), Choice("num_stages", (2, 3, 4, 5,
 Tile = tuple[int, int, int, int, int, int]
 KNOWN_GOOD: tuple[Tile, ...] = (
     (128, 256, 64, 8, 3, 1024), (128, 128, 64, 4, 5, 1), (64, 128, 64, 4, 5, 1), (64, 64, 64, 4, 6, 1),
-    (32, 64, 64, 4, 6, 1), (16, 64, 64, 4, 6, 1),
+    (32, 64, 64, 4, 6, 1), (16, 64, 64, 4, 6, 1), (128, 64, 64, 4, 6, 1),
 )  # fmt: skip
 
 
 @triton.jit
 def accumulate(
     a, w, i_row, i_feature, i_split, tokens,
-    DEPTH: tl.constexpr, SPLIT_K: tl.constexpr, FEATURES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    TMA: tl.constexpr,
+    DEPTH: tl.constexpr, SPLIT_K: tl.constexpr, FEATURES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
-    """Rows of `a` from i_row times rows of `w` from i_feature over one split of the depth: [BLOCK_M, BLOCK_N] float32."""
+    """Rows of `a` from i_row by rows of `w` from i_feature over one split of the depth: [BLOCK_M, BLOCK_N] float32."""
     STEPS: tl.constexpr = (DEPTH + BLOCK_K * SPLIT_K - 1) // (BLOCK_K * SPLIT_K)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     # Rows past the end repeat the last one, so that only the depth needs a mask; the store drops them.
@@ -66,7 +66,7 @@ def accumulate(
 
 @triton.jit
 def of_section(i_column, q, k, v, WIDTH_Q: tl.constexpr, WIDTH_KV: tl.constexpr):
-    """Whichever of the three pointers or descriptors belongs to the column; a select, so no descriptor is ever built."""
+    """Whichever of the three pointers or descriptors belongs to the column; a select, so no descriptor is built."""
     chosen = q
     if i_column >= WIDTH_Q + WIDTH_KV:
         chosen = v
@@ -161,11 +161,20 @@ class Gemm:
     def constraints(self) -> tuple[Constraint, ...]:
         """In the order in which they are cheap to check."""
         return (
-            self.descriptors_exist_on_device, self.descriptor_store_needs_descriptor_load, self.tile_not_larger_than_needed,
-            self.tile_large_enough, self.group_fits_tile_rows, self.accumulator_fits_registers, self.enough_work_per_warp,
-            self.pipeline_depth_useful, self.whole_tiles_in_each_weight, self.persistent_has_several_waves,
-            self.split_fills_idle_sms_only, self.enough_parallelism, self.fits_shared_memory,
-        )  # fmt: skip
+            self.descriptors_exist_on_device,
+            self.descriptor_store_needs_descriptor_load,
+            self.tile_not_larger_than_needed,
+            self.tile_large_enough,
+            self.group_fits_tile_rows,
+            self.accumulator_fits_registers,
+            self.enough_work_per_warp,
+            self.pipeline_depth_useful,
+            self.whole_tiles_in_each_weight,
+            self.persistent_has_several_waves,
+            self.split_fills_idle_sms_only,
+            self.enough_parallelism,
+            self.fits_shared_memory,
+        )
 
     def descriptors_exist_on_device(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
         """Tensor descriptors are slower than pointers where the hardware lacks them; persistence is only for them."""
@@ -182,12 +191,14 @@ class Gemm:
         return int(v["BLOCK_M"]) <= max(16, power_of_two_above(token_count(case)))
 
     def tile_large_enough(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
-        """Tiles of fewer rows than the tokens fill re-read the weights and miss the wide matrix instructions."""
+        """Tiles of fewer rows than the tokens fill re-read the weights; taller ones that leave SMs idle are worse."""
         block_m, tokens = int(v["BLOCK_M"]), token_count(case)
         wide = tokens >= 128 and all(width % 128 == 0 for width in self.widths(case))
         if wide and self.tiles(v, case) > 4 * limits.sm_count and block_m * self.block_n(v, case) < 128 * 128:
             return False
-        return block_m >= 128 or triton.cdiv(tokens, block_m) <= (2 if block_m < 64 else 8)
+        if block_m >= 128 or triton.cdiv(tokens, block_m) <= (2 if block_m < 64 else 8):
+            return True
+        return block_m == 64 and self.tiles({**v, "BLOCK_M": 128}, case) < limits.sm_count
 
     def group_fits_tile_rows(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
         """Groups taller than the matrix repeat the next smaller one; short groups re-read the weights."""
@@ -229,10 +240,15 @@ class Gemm:
         return self.tiles(v, case) * int(v.get("SPLIT_K", 1)) >= wanted
 
     def fits_shared_memory(self, v: Values, case: WorkloadCase, limits: Limits) -> bool:
-        """Operand tiles of every stage; a persistent program holds the tile being stored as well."""
+        """Operand tiles of every stage; a persistent program holds the tile being stored as well.
+
+        Compiled kernels differ from this by less than 1 KiB, except that a persistent pointer store may need less.
+        """
         block_m, block_n = int(v["BLOCK_M"]), self.block_n(v, case)
         operands = int(v["num_stages"]) * (block_m + block_n) * int(v["BLOCK_K"]) * 2
         staging = block_m * block_n * 2 // (2 if v["STORE"] == "tma_halves" else 1)
+        if self.whole_heads and v["STORE"] != "pointer":
+            staging += block_m * case["head_dim"]  # rotary tables on their way to the accumulator's layout
         needed = operands + staging if v["PERSISTENT"] else max(operands, staging)
         return needed + 1024 <= limits.shared_memory_bytes  # barriers and alignment
 

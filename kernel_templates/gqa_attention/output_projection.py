@@ -68,7 +68,8 @@ def output_projection_kernel(
         i_split = tl.program_id(0) % SPLIT_K
         i_tile = tl.program_id(0) // SPLIT_K
         _tile(
-            i_tile, i_split, a, w, out, tokens, DEPTH, WIDTH, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, USE_TMA, STORE
+            i_tile, i_split, a, w, out, tokens, DEPTH, WIDTH,
+            BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K, USE_TMA, STORE,
         )  # fmt: skip
 
 

@@ -125,7 +125,8 @@ def _tile(
     i_tile, a, w_q, w_k, w_v, p_bias_q, p_bias_k, p_bias_v, p_norm_q, p_norm_k, eps, p_cos, p_sin, out,
     tokens, seq_len,
     DEPTH: tl.constexpr, WIDTH_Q: tl.constexpr, WIDTH_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROTARY_WIDTH: tl.constexpr, SHARED_TABLE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
+    ROTARY_WIDTH: tl.constexpr, SHARED_TABLE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr,
     BLOCK_M: tl.constexpr, HEADS_PER_TILE: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     USE_TMA: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
@@ -160,7 +161,8 @@ def qkv_norm_rope_kernel(
     a, w_q, w_k, w_v, p_bias_q, p_bias_k, p_bias_v, p_norm_q, p_norm_k, eps, p_cos, p_sin, out,
     tokens, seq_len,
     DEPTH: tl.constexpr, WIDTH_Q: tl.constexpr, WIDTH_KV: tl.constexpr, HEAD_DIM: tl.constexpr,
-    ROTARY_WIDTH: tl.constexpr, SHARED_TABLE: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, PACKED: tl.constexpr,
+    ROTARY_WIDTH: tl.constexpr, SHARED_TABLE: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NORM: tl.constexpr, PACKED: tl.constexpr,
     BLOCK_M: tl.constexpr, HEADS_PER_TILE: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     USE_TMA: tl.constexpr, PERSISTENT: tl.constexpr, STORE: tl.constexpr,
 ):  # fmt: skip
@@ -176,9 +178,9 @@ def qkv_norm_rope_kernel(
             )  # fmt: skip
     else:
         _tile(
-            tl.program_id(0), a, w_q, w_k, w_v, p_bias_q, p_bias_k, p_bias_v, p_norm_q, p_norm_k, eps, p_cos, p_sin, out,
-            tokens, seq_len, DEPTH, WIDTH_Q, WIDTH_KV, HEAD_DIM, ROTARY_WIDTH, SHARED_TABLE, HAS_BIAS, NORM, PACKED,
-            DTYPE, BLOCK_M, HEADS_PER_TILE, BLOCK_K, GROUP_M, USE_TMA, STORE,
+            tl.program_id(0), a, w_q, w_k, w_v, p_bias_q, p_bias_k, p_bias_v, p_norm_q, p_norm_k, eps, p_cos, p_sin,
+            out, tokens, seq_len, DEPTH, WIDTH_Q, WIDTH_KV, HEAD_DIM, ROTARY_WIDTH, SHARED_TABLE, HAS_BIAS, NORM,
+            PACKED, DTYPE, BLOCK_M, HEADS_PER_TILE, BLOCK_K, GROUP_M, USE_TMA, STORE,
         )  # fmt: skip
 
 
