@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 
-from tilewright.search.session import DeviceSession
-
 from tilewright.db.environment import Environment
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Limits
@@ -17,6 +15,7 @@ from tilewright.search.bench import BenchReport, run_cases
 from tilewright.search.outcome import PROTOCOL, MeasureOptions
 from tilewright.search.request import resolve
 from tilewright.search.run import environment_json
+from tilewright.search.session import DeviceSession
 
 # For the device described: which plan the runtime would serve for a case, and its grade.
 PlanServer = Callable[[Environment, Limits], Callable[[WorkloadCase], tuple[FusionPlan, str]]]

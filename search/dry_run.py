@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tilewright.search.session import DeviceSession
-
 from tilewright.db.environment import Environment
 from tilewright.db.paths import locate
 from tilewright.kernel_templates.base import Limits
@@ -12,6 +10,7 @@ from tilewright.kernel_templates.families import load_family
 from tilewright.search.effort import effort_named
 from tilewright.search.request import Selection
 from tilewright.search.run import TuneRequest, environment_json
+from tilewright.search.session import DeviceSession
 from tilewright.search.space import case_spaces, plans_of
 
 

@@ -21,7 +21,7 @@ PROGRAMS_WITHOUT_GPU = 3
 @triton.jit
 def mma(a, b, acc):
     """acc + a @ b in float32; 16-bit operands are exact under the interpreter too."""
-    if INTERPRETED:  # noqa: SIM108 - a compile-time branch
+    if INTERPRETED:
         acc = tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
     else:
         acc = tl.dot(a, b, acc)

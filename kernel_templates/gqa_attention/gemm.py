@@ -265,6 +265,8 @@ class Gemm:
 
     def _config(self, tile: Tile, use_tma: bool, stages: int, split: int, case: WorkloadCase) -> Values:
         block_m, block_n, block_k, num_warps, _, _ = tile
+        if self.whole_heads and block_m * block_n >= 128 * 128:
+            num_warps = 8  # with four the epilogue spills (120 bytes a thread on sm_90)
         tile_rows = power_of_two_above(triton.cdiv(token_count(case), block_m))
         persistent = use_tma and block_n == 256
         columns = {"HEADS_PER_TILE": max(1, block_n // case["head_dim"])} if self.whole_heads else {"BLOCK_N": block_n}
