@@ -45,6 +45,7 @@ def cli() -> None:
 @click.option("--warm-l2", is_flag=True, help="Do not flush the L2 between samples.")
 @click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
 @click.option("--triton-only", is_flag=True, help="Leave library templates out.")
+@click.option("--refinal", is_flag=True, help="Time the finalists again even where nothing new is tried.")
 @db_option
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option

@@ -136,6 +136,7 @@ class BenchReport:
             "ratio_of_means": round(ours / best, 4),
             "geomean_speedup": round(exp(fmean(-log(case.ratio) for case in compared if case.ratio)), 4),
             "worst_ratio": round(self.worst_ratio, 4),
+            "baselines_failed": {c.case.name: sorted(set(c.failures) - {OURS}) for c in compared if c.failures},
         }
 
     def to_json(self) -> dict[str, Any]:

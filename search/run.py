@@ -47,6 +47,7 @@ class TuneRequest:
     warm_l2: bool = False
     weights: WeightMode = "separate"
     triton_only: bool = False
+    refinal: bool = False
     db: str | None = None
 
     @property
@@ -160,7 +161,7 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
                     stopping=lambda: interrupt.requested,
                     now_s=time.monotonic,
                 )
-                results = Tuner(context, records).run(selection.cases, budget)
+                results = Tuner(context, records, refinal=request.refinal).run(selection.cases, budget)
                 interrupt.raise_if_requested()
                 share = records.gpu_seconds / (time.monotonic() - begun)
                 if limits.kind == "cuda":

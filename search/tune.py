@@ -42,9 +42,10 @@ class Budget:
 class Tuner:
     """Tunes cases one after another; winners of earlier cases are the seeds of later ones."""
 
-    def __init__(self, context: Context, records: Records) -> None:
+    def __init__(self, context: Context, records: Records, *, refinal: bool = False) -> None:
         self._context = context
         self._records = records
+        self._refinal = refinal  # time the finalists again even where nothing new was tried
         self._learned: list[tuple[WorkloadCase, FusionPlan]] = []
 
     def run(self, cases: Sequence[WorkloadCase], budget: Budget = Budget()) -> list[CaseResult]:
@@ -86,7 +87,7 @@ class Tuner:
             return FinalResult(None, "interrupted before the final")
         former = self._records.active(case)
         incumbent = self._usable(case, former)
-        if former is not None and incumbent is not None and search.fresh == 0:
+        if former is not None and incumbent is not None and search.fresh == 0 and not self._refinal:
             return FinalResult(former, "nothing new to try: the record stands")
         final = run_final(context, search, incumbent)
         if final.record is not None:

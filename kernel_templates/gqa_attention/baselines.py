@@ -18,6 +18,7 @@ from tilewright.kernel_templates.reference import run_ops
 from tilewright.problem import WorkloadCase
 
 Function = Callable[..., Any]
+VERSIONS = 4096
 
 
 def eager(case: WorkloadCase) -> Callable[[Tensors], None]:
@@ -82,6 +83,11 @@ def _compiled(case: WorkloadCase, mode: str) -> Callable[[Tensors], None]:
 
 
 def _compile(function: Function, mode: str) -> Function:
+    """One version a case: torch keeps eight of a function before it refuses, and a suite has more cases than that."""
+    import torch._dynamo  # costs a second or two, which no process pays that only launches kernels
+
+    torch._dynamo.config.recompile_limit = VERSIONS
+    torch._dynamo.config.accumulated_recompile_limit = VERSIONS
     compiled: Function = torch.compile(function, mode=mode, dynamic=False, fullgraph=True)
     return compiled
 

@@ -156,6 +156,18 @@ def test_noisy_time_is_kept_and_taken_once_more() -> None:
     assert result.record.digest == best_plan().digest
 
 
+def test_refinal_times_the_finalists_again_without_a_new_trial() -> None:
+    store = MemoryStore()
+    Tuner(a_context(FormulaDevice(), store), store).run([a_case()])
+    first = store.records[a_case().key]
+    again = FormulaDevice()
+    [result] = Tuner(a_context(again, store), store, refinal=True).run([a_case()])
+    assert again.evaluated == []
+    assert result.record is not None
+    assert result.record.verdict is Verdict.INCUMBENT_KEPT
+    assert store.records[a_case().key] is not first
+
+
 def test_triton_only_leaves_library_templates_out() -> None:
     store = MemoryStore()
     Tuner(a_context(FormulaDevice(), store, kinds=("triton",)), store).run([a_case()])
