@@ -2,7 +2,8 @@
 
 The protocol (SOL-ExecBench): activations and biases are unit normal, weights are scaled by 1/sqrt(fan_in), norm
 weights are ones, and tables (`draws` in tuning.json) are normals clamped to [-1, 1]. The strict level draws the norm
-weights too, because a kernel that ignores a norm weight passes the protocol, and scales one channel by 1000.
+weights too, because a kernel that ignores a norm weight passes the protocol, scales one channel by 1000, and makes
+everything so small that an eps in the wrong place shows.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import torch
 from tilewright.problem import WorkloadCase
 
 OUTLIER_SCALE = 1000.0
+SMALL_SCALE = 3e-3  # the square is about 1e-5, the usual eps
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class InputOptions:
     seed: int = 0
     random_norm_weights: bool = False
     outlier_channel: bool = False
+    small: bool = False  # activations and biases so small that the eps of a norm matters
 
 
 def make_inputs(
@@ -71,6 +74,8 @@ def _shaped(name: str, draw: str | None, values: torch.Tensor, options: InputOpt
         return 1 + 0.5 * values if options.random_norm_weights else torch.ones_like(values)
     if name.endswith("weight"):
         return values * float(values.shape[-1] ** -0.5)
+    if options.small and (draw == "activation" or name.endswith("bias")):
+        return values * SMALL_SCALE
     if draw == "clamped_normal":
         return values.clamp(-1, 1)
     if draw == "activation" and options.outlier_channel:

@@ -88,6 +88,12 @@ class Registry(Mapping[str, Template]):
             raise UsageError(f"no template {name!r}; registered: {', '.join(self._templates)}")
         return self._templates[name]
 
+    def add(self, template: Template) -> None:
+        """One more template, the public hook for candidates from elsewhere; UsageError for a name that is taken."""
+        if template.name in self._templates:
+            raise UsageError(f"template {template.name!r} is registered already")
+        self._templates[template.name] = template
+
     def __contains__(self, name: object) -> bool:
         return name in self._templates
 

@@ -70,7 +70,7 @@ def compare_outputs(state: CaseState, outputs: dict[str, torch.Tensor], options:
 
 
 def strict_check(family: Family, case: WorkloadCase, plan: FusionPlan, device: torch.device, limits: Limits) -> Finding:
-    """Several seeds, drawn norm weights, an outlier channel, neighbouring lengths, repeats that must agree."""
+    """Several seeds, drawn norm weights, an outlier channel, small inputs, neighbouring lengths, repeats."""
     state = CaseState(case, family, device)
     worst = 0.0
     for options in strict_options():
@@ -91,7 +91,8 @@ def strict_check(family: Family, case: WorkloadCase, plan: FusionPlan, device: t
 
 
 def strict_options() -> list[InputOptions]:
-    return [InputOptions(seed, seed % 2 == 1, seed % 3 == 2) for seed in range(STRICT_SEEDS)]
+    drawn = [InputOptions(seed, seed % 2 == 1, seed % 3 == 2) for seed in range(STRICT_SEEDS)]
+    return [*drawn, InputOptions(STRICT_SEEDS, random_norm_weights=True, small=True)]
 
 
 def neighbours(case: WorkloadCase) -> list[WorkloadCase]:
@@ -146,6 +147,7 @@ def _traits(options: InputOptions) -> str:
     traits = [
         "drawn norm weights" if options.random_norm_weights else "unit norm weights",
         "outlier channel" if options.outlier_channel else "no outliers",
+        *(["small inputs"] if options.small else []),
     ]
     return ", ".join(traits)
 
