@@ -27,6 +27,12 @@ class Family:
     final_baselines: tuple[str, ...] = ()
 
 
+def register_family(name: str, module: str) -> None:
+    """Adds a family from a module that holds FAMILY, in this process alone: for templates that live elsewhere."""
+    FAMILIES[name] = module
+    load_family.cache_clear()
+
+
 @cache
 def load_family(name: str) -> Family:
     """Raises UsageError for a family that has no templates."""

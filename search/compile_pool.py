@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import re
-import signal
 import subprocess
 import tempfile
 import time
@@ -22,7 +21,10 @@ from tilewright.kernel_templates.plan import Stage
 from tilewright.problem import WorkloadCase
 from tilewright.search.context import Compiled
 from tilewright.search.outcome import Facts
+from tilewright.search.processes import end_tree, how_it_ended, settle
 
+READY = "ready"
+START_LIMIT_S = 180.0  # of a process until it can compile; no candidate pays for it
 FIRST_LIMIT_S, LEAST_LIMIT_S, LEARNED_FROM = 60.0, 15.0, 20
 
 
@@ -52,8 +54,9 @@ class Job:
 class _Child:
     process: BaseProcess
     connection: Connection
+    begun_s: float
     job: Job | None = None
-    begun_s: float = 0.0
+    ready: bool = False
 
 
 class PooledCompiler:
@@ -68,7 +71,7 @@ class PooledCompiler:
         hooks: tuple[str, ...] = (),
         limit: CompileLimit | None = None,
     ) -> None:
-        self._arguments = (family, limits, hooks)
+        self._arguments = (family, limits, hooks, os.getpid())
         self._processes = processes
         self._limit = limit or CompileLimit()
         self._waiting: deque[Job] = deque()
@@ -101,11 +104,8 @@ class PooledCompiler:
         return self._answers[key]
 
     def close(self) -> None:
-        for child in self._children:
-            child.process.kill()
-            child.process.join(5)
-            child.connection.close()
-        self._children = []
+        for child in tuple(self._children):
+            self._end(child)
 
     def _pump(self, patience_s: float) -> None:
         """Hands out work, takes in answers, ends what is over its limit; waits at most `patience_s`."""
@@ -113,10 +113,12 @@ class PooledCompiler:
         busy = [child for child in self._children if child.job is not None]
         ready: Sequence[Any] = wait([child.connection for child in busy], patience_s) if busy else []
         for child in busy:
+            limit_s = self._limit.limit_s if child.ready else START_LIMIT_S
             if child.connection in ready:
                 self._take(child)
-            elif time.monotonic() - child.begun_s > self._limit.limit_s:
-                self._replace(child, Compiled(Status.TIMEOUT, f"compile limit {self._limit.limit_s:g} s"))
+            elif time.monotonic() - child.begun_s > limit_s:
+                word = "compile" if child.ready else "compiler's start"
+                self._replace(child, Compiled(Status.TIMEOUT, f"{word} limit {limit_s:g} s"))
         self._hand_out()
 
     def _hand_out(self) -> None:
@@ -126,16 +128,24 @@ class PooledCompiler:
                 child = self._spawn()
             if child is None:
                 return
+            try:
+                child.connection.send((self._waiting[0].stage, self._waiting[0].case))
+            except OSError:  # it was killed while it had nothing to do: another takes the job
+                self._end(child)
+                continue
             child.job, child.begun_s = self._waiting.popleft(), time.monotonic()
-            child.connection.send((child.job.stage, child.job.case))
 
     def _take(self, child: _Child) -> None:
         assert child.job is not None
         try:
-            answer: Compiled = child.connection.recv()
+            answer: Compiled | str = child.connection.recv()
         except (EOFError, ConnectionResetError):
-            child.process.join(5)
-            self._replace(child, Compiled(Status.CRASHED, f"the compiler died (exit code {child.process.exitcode})"))
+            doing = "" if child.ready else " before it could compile"
+            how = how_it_ended(child.process)
+            self._replace(child, Compiled(Status.CRASHED, f"the compiler died{doing} ({how})"))
+            return
+        if isinstance(answer, str):
+            child.ready, child.begun_s = True, time.monotonic()
             return
         if answer.seconds is not None and answer.status is Status.OK:
             self._limit.seconds.append(answer.seconds)
@@ -145,8 +155,10 @@ class PooledCompiler:
     def _replace(self, child: _Child, answer: Compiled) -> None:
         assert child.job is not None
         self._answers[child.job.key] = answer
-        child.process.kill()
-        child.process.join(5)
+        self._end(child)
+
+    def _end(self, child: _Child) -> None:
+        end_tree(child.process)
         child.connection.close()
         self._children.remove(child)
 
@@ -156,21 +168,21 @@ class PooledCompiler:
         process = context.Process(target=child_main, args=(theirs, *self._arguments), daemon=True)
         process.start()
         theirs.close()
-        child = _Child(process, ours)
+        child = _Child(process, ours, time.monotonic())
         self._children.append(child)
         return child
 
 
-def child_main(connection: Connection, family: str, limits: Limits, hooks: tuple[str, ...]) -> None:
+def child_main(
+    connection: Connection, family: str, limits: Limits, hooks: tuple[str, ...], parent: int
+) -> None:
     """Entry point of a compiling process; it never touches a device."""
-    import importlib
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.pop("TRITON_INTERPRET", None)  # the parent's may be set; what is interpreted cannot be compiled
+    settle(hooks, parent=parent, interpret=False)
     os.nice(5)
-    for hook in hooks:
-        module, _, function = hook.partition(":")
-        getattr(importlib.import_module(module), function)()
+    from tilewright.kernel_templates.families import load_family
+
+    load_family(family)
+    connection.send(READY)
     while True:
         try:
             stage, case = connection.recv()

@@ -1,14 +1,14 @@
 """The parent's handle on the worker that owns the device: limits, restarts, and answers for whatever happens."""
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any, Self
-
-import psutil
 
 from tilewright.db.rows import Status
 from tilewright.errors import MachineUnfit
@@ -16,6 +16,7 @@ from tilewright.problem import WorkloadCase
 from tilewright.search import worker
 from tilewright.search.final import MIN_ROUNDS
 from tilewright.search.outcome import Candidate, FinalEntry, FinalSamples, MeasureOptions, TrialOutcome
+from tilewright.search.processes import end_tree, how_it_ended
 
 if TYPE_CHECKING:
     from tilewright.kernel_templates.plan import FusionPlan
@@ -186,9 +187,13 @@ class DeviceSession:
         self._kill()
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        self._process = context.Process(target=worker.main, args=(theirs, self.device, self._hooks), daemon=False)
+        arguments = (theirs, self.device, self._hooks, os.getpid())
+        self._process = context.Process(target=worker.main, args=arguments, daemon=False)
         self._process.start()
         theirs.close()
+        # Python waits for its children before it ends, and this one waits for us: without this, a session that was
+        # never closed would keep the program alive.
+        Finalize(self._process, end_tree, args=(self._process,), exitpriority=10)
         self._connection = ours
         self.respawns += 1
         return ours
@@ -199,34 +204,17 @@ class DeviceSession:
         return Lost(Status.TIMEOUT, f"{words.get(phase, phase)} limit {limits.get(phase, limits['']):g} s", phase)
 
     def _died(self, phase: str) -> Lost:
-        process = self._process
-        if process is not None:
-            process.join(5)
-        code = None if process is None else process.exitcode
+        how = "nothing is known of its end" if self._process is None else how_it_ended(self._process)
         self._kill()
-        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         return Lost(Status.CRASHED, f"the worker process died ({how}) in phase {phase or 'start'}", phase)
 
     def _kill(self) -> None:
         """The process and its children; no orphan stays."""
-        if self._process is not None and self._process.pid is not None:
-            for process in _tree(self._process.pid):
-                try:
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    continue
-            self._process.join(10)
+        if self._process is not None:
+            end_tree(self._process)
         if self._connection is not None:
             self._connection.close()
         self._process = self._connection = None
-
-
-def _tree(pid: int) -> list[psutil.Process]:
-    try:
-        root = psutil.Process(pid)
-        return [*root.children(recursive=True), root]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _culprit(entered: list[str], alive: list[FinalEntry]) -> str:

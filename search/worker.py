@@ -5,11 +5,6 @@ decides on its interpreter when a kernel is decorated.
 """
 
 import contextlib
-import ctypes
-import importlib
-import os
-import signal
-import sys
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,10 +12,10 @@ from typing import Any
 
 from tilewright.db.rows import Status
 from tilewright.search.outcome import Candidate, FinalEntry, FinalSamples, MeasureOptions, TrialOutcome
+from tilewright.search.processes import settle
 
 STICKY = ("illegal memory access", "device-side assert", "launch failure", "misaligned address", "hardware stack error",
           "illegal instruction", "unspecified launch", "an illegal", "CUDA error: invalid program counter")  # fmt: skip
-DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
@@ -31,18 +26,10 @@ class Reply:
     content: Any
 
 
-def main(connection: Connection, device: str, hooks: tuple[str, ...]) -> None:
+def main(connection: Connection, device: str, hooks: tuple[str, ...], parent: int) -> None:
     """Entry point of the spawned process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(DIE_WITH_PARENT, signal.SIGKILL)
-    os.environ.pop("TRITON_INTERPRET", None)
-    if device == "interpret":
-        os.environ["TRITON_INTERPRET"] = "1"
+    settle(hooks, parent=parent, interpret=device == "interpret")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        for hook in hooks:
-            module, _, function = hook.partition(":")
-            getattr(importlib.import_module(module), function)()
         desk = Desk(connection, device)
         while True:
             name, arguments = connection.recv()
@@ -199,12 +186,14 @@ def classify(error: Exception) -> tuple[Status, str]:
     """Status and reason of an exception that a candidate caused; names stand for types, which may not be importable."""
     name, text = type(error).__name__, " ".join(str(error).split())[:400]
     reason = f"{name}: {text}"
-    if any(sign in text for sign in STICKY) or name == "AcceleratorError":
+    if any(sign in text for sign in STICKY):
         return Status.CRASHED, reason
     if name == "OutOfResources" or "out of resource" in text:
         return Status.OUT_OF_RESOURCES, reason
     if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in text:
         return Status.OUT_OF_RESOURCES, f"device out of memory: {text}"
+    if name == "AcceleratorError":
+        return Status.CRASHED, reason
     if name in ("CompilationError", "CompileTimeAssertionFailure", "PTXASError", "UnsupportedLanguageConstruct"):
         return Status.COMPILE_ERROR, reason
     return Status.ERROR, reason

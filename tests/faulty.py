@@ -1,140 +1,169 @@
-"""Candidates that misbehave, added to the attention family through the workers' hook: `hooks=("faulty:install",)`."""
+"""A problem of one op whose template does what its config says: right, wrong, or something that ends a process.
+
+Children import it by the hook `faulty:register`; `faulty:lying_timer` replaces the timer by one that says what the
+config says.
+"""
 
 import ctypes
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from tilewright.kernel_templates.base import Limits, Template
-from tilewright.kernel_templates.families import load_family
-from tilewright.problem import WorkloadCase
+from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Value, Values
+from tilewright.kernel_templates.families import Family, register_family
+from tilewright.kernel_templates.plan import FusionPlan, Registry, Stage
+from tilewright.problem import Op, Problem, TensorSpec, WorkloadCase
+from tilewright.search import measure
 
-HOOKS = ("faulty:install",)
-Effect = Callable[[dict[str, Any]], None]
+HOOK = "faulty:register"
+LYING_TIMER = "faulty:lying_timer"
+TIMES: Mapping[str, Any] = {
+    "nan_time": float("nan"),
+    "none_time": None,
+    "zero_time": 0.0,
+    "negative_time": -3.0,
+    "infinite_time": float("inf"),
+}
+WRONG = ("writes_input", "wrong_and_writes_input", "wrong", "nan", "overrun", "half")
+FAULTS = (
+    "late", "endless", "abort", "segfault", "exit", "killed", "out_of_memory", "raises", "abort_when_timed", *WRONG, *TIMES,
+)  # fmt: skip
+SHAPE = ("n", "8")
+PROBLEM = Problem(
+    name="doubling",
+    family="faulty",
+    description="y = 2 x",
+    variable_axes=("n",),
+    constants={},
+    derived={},
+    inputs=(TensorSpec("x", SHAPE, "float32"),),
+    outputs=(TensorSpec("y", SHAPE, "float32"),),
+    intermediates=(),
+    ops=(Op("double", ("x",), ("y",), "8 * n"),),
+    packings={},
+    abbreviations={"n": "n"},
+    scalars={},
+    draws={},
+    reference="",
+)
+CALLS: list[str] = []  # faults launched by this process, oldest first
 
 
-def right(tensors: dict[str, Any]) -> None:
-    tensors["output"].copy_(F.linear(tensors["context"], tensors["o_proj_weight"]))
+def launch(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> None:
+    x, y, fault = tensors["x"], tensors["y"], str(values["FAULT"])
+    CALLS.append(fault)
+    act = ACTS.get(fault)
+    torch.mul(x, 2, out=y)
+    if act is not None:
+        act(x, y)
 
 
-def endless(tensors: dict[str, Any]) -> None:
+def _endless(x: torch.Tensor, y: torch.Tensor) -> None:
     while True:
         time.sleep(0.05)
 
 
-def aborts(tensors: dict[str, Any]) -> None:
-    os.abort()
+def _exit(x: torch.Tensor, y: torch.Tensor) -> None:
+    raise SystemExit(0)
 
 
-def segfaults(tensors: dict[str, Any]) -> None:
-    ctypes.string_at(0)
+def _out_of_memory(x: torch.Tensor, y: torch.Tensor) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
-def exits(tensors: dict[str, Any]) -> None:
-    sys.exit(3)
+def _raises(x: torch.Tensor, y: torch.Tensor) -> None:
+    raise ValueError("injected")
 
 
-def is_killed(tensors: dict[str, Any]) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _abort_when_timed(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Right as long as it is checked, gone in the rounds of a final."""
+    if CALLS.count("abort_when_timed") > 6:
+        os.abort()
 
 
-def runs_out_of_memory(tensors: dict[str, Any]) -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory: tried to allocate 1 TiB")
+def _wrong_and_writes_input(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.add_(1)
+    x.mul_(-1)
 
 
-def faults(tensors: dict[str, Any]) -> None:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+def _overrun(x: torch.Tensor, y: torch.Tensor) -> None:
+    y.as_strided((1,), (1,), y.storage_offset() + y.numel()).fill_(1.0)
 
 
-def raises(tensors: dict[str, Any]) -> None:
-    raise ZeroDivisionError("a mistake of the candidate's own")
+ACTS: Mapping[str, Any] = {
+    "endless": _endless,
+    "abort": lambda x, y: os.abort(),
+    "segfault": lambda x, y: ctypes.string_at(0),
+    "exit": _exit,
+    "killed": lambda x, y: os.kill(os.getpid(), signal.SIGKILL),
+    "out_of_memory": _out_of_memory,
+    "raises": _raises,
+    "abort_when_timed": _abort_when_timed,
+    "writes_input": lambda x, y: x.mul_(-1),
+    "wrong_and_writes_input": _wrong_and_writes_input,
+    "wrong": lambda x, y: y.add_(1),
+    "nan": lambda x, y: y.fill_(float("nan")),
+    "overrun": _overrun,
+    "half": lambda x, y: y[1::2].fill_(float("nan")),
+}
 
 
-def changes_its_input(tensors: dict[str, Any]) -> None:
-    right(tensors)
-    tensors["o_proj_weight"].view(-1)[5] += 1
+def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
+    """At one row nothing is right."""
+    return (Choice("FAULT", ("raises", "wrong", "nan_time") if case["n"] == 1 else ("none", *FAULTS)),)
 
 
-def writes_beside_its_output(tensors: dict[str, Any]) -> None:
-    right(tensors)
-    output = tensors["output"]
-    torch.as_strided(output, (1,), (1,), output.storage_offset() + output.numel()).fill_(3.0)
+def default(case: WorkloadCase, limits: Limits) -> Mapping[str, Value]:
+    return {"FAULT": choices(case, limits)[0].values[0]}
 
 
-def writes_nothing(tensors: dict[str, Any]) -> None:
-    pass
+FAMILY = Family(
+    Registry(
+        [
+            Template(
+                name="doubler",
+                kind="triton",
+                covers=("double",),
+                choices=choices,
+                constraints=(),
+                default=default,
+                launch=launch,
+                module=__name__,
+            )
+        ]
+    ),
+    ops={"double": lambda t, case: {"y": t["x"] * 2}},
+    baselines={},
+)
 
 
-EFFECTS: dict[str, Effect] = {
-    effect.__name__: effect
-    for effect in (
-        right, endless, aborts, segfaults, exits, is_killed, runs_out_of_memory, faults, raises, changes_its_input,
-        writes_beside_its_output, writes_nothing,
-    )
-}  # fmt: skip
+def register() -> None:
+    register_family("faulty", "faulty")
 
 
-def template(name: str, effect: Any, *covers: str, scratch: Any = None, takes_case: bool = False) -> Template:
-    """A library template without parameters whose launch is `effect`, given the case as well if it takes one."""
-
-    def launch(tensors: Any, values: Any, case: WorkloadCase, run: Any) -> None:
-        effect(dict(tensors), case) if takes_case else effect(dict(tensors))
-
-    return Template(
-        name=name,
-        kind="library",
-        covers=covers or ("output_projection",),
-        choices=lambda case, limits: (),
-        constraints=(),
-        default=lambda case, limits: {},
-        launch=launch,
-        scratch=scratch or (lambda values, case: {}),
-        module=__name__,
-    )
+def lying_timer() -> None:
+    """Says what the candidate's name asks for, and 10 us for all others."""
+    register()
+    measure.make_timer = lambda device, options: LyingTimer()
 
 
-def install() -> None:
-    registry = load_family("gqa_attention").registry
-    for name, effect in EFFECTS.items():
-        if name not in registry:
-            registry.add(template(name, effect))
+class LyingTimer(measure.HostTimer):
+    def sample(self, batch: Any) -> list[float]:
+        honest = super().sample(batch)
+        return [TIMES.get(CALLS[-1], 10.0) for _ in honest]
 
 
-class BadTimer:
-    """Gives `value` for a time."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def prepare(self, runnable: Any) -> Callable[[], None]:
-        return lambda: None
-
-    def sample(self, batch: Any) -> list[Any]:
-        return [self._value for _ in batch]
+def a_case(n: int = 16) -> WorkloadCase:
+    return PROBLEM.case(n=n)
 
 
-def install_bad_timer() -> None:
-    """The timer gives what the environment variable says: nan, none, zero, negative or infinite."""
-    from tilewright.search import measure
-
-    values = {"nan": float("nan"), "none": None, "zero": 0.0, "negative": -1.0, "infinite": float("inf")}
-    value = values[os.environ["FAULTY_TIME"]]
-    measure.make_timer = lambda device, options: BadTimer(value)  # type: ignore[assignment,return-value]
+def stage(fault: str = "none") -> Stage:
+    return Stage("doubler", {"FAULT": fault})
 
 
-def install_bad_compiler() -> None:
-    """In a compiling process: what a stage's compile does is named by its template."""
-    from tilewright.kernel_templates import compile as compiling
-
-    def compile_stage(template: Template, values: Any, case: WorkloadCase, limits: Limits) -> list[Any]:
-        EFFECTS.get(template.name, right if template.name == "right" else writes_nothing)({})
-        return []
-
-    install()
-    compiling.compile_stage = compile_stage
+def plan(fault: str = "none") -> FusionPlan:
+    return FusionPlan((stage(fault),))

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from faulty import template
+from bad_candidates import template
 from torch import Tensor
 
 from tilewright.kernel_templates.base import Scratch, Template, Values

@@ -17,7 +17,7 @@ CASE = load_problem().parse_case("b1s128")
 
 
 def pool(limit: CompileLimit | None = None) -> PooledCompiler:
-    return PooledCompiler("gqa_attention", LIMITS, processes=2, hooks=("faulty:install_bad_compiler",), limit=limit)
+    return PooledCompiler("gqa_attention", LIMITS, processes=2, hooks=("bad_candidates:install_bad_compiler",), limit=limit)
 
 
 class Short(CompileLimit):

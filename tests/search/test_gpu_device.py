@@ -25,7 +25,7 @@ def a_case() -> WorkloadCase:
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[DeviceSession]:
-    with DeviceSession("cuda:0", hooks=("faulty:install", "faulty_gpu:install")) as opened:
+    with DeviceSession("cuda:0", hooks=("bad_candidates:install", "bad_kernels:install")) as opened:
         yield opened
 
 

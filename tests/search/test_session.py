@@ -1,4 +1,4 @@
-"""Isolation: what a candidate does to the worker costs that candidate alone."""
+"""One bad candidate costs itself and at most one restart of the worker; everything else goes on."""
 
 import multiprocessing
 import os
@@ -7,176 +7,239 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import faulty
 import psutil
 import pytest
-from toys import MemoryStore, a_context
+from toys import EFFORT, MemoryStore, a_context
 
 from tilewright.db.rows import Status
-from tilewright.errors import MachineUnfit
 from tilewright.kernel_templates.device import INTERPRETER_LIMITS
-from tilewright.kernel_templates.families import load_family
-from tilewright.kernel_templates.plan import FusionPlan, Stage
-from tilewright.problem import WorkloadCase, load_problem
-from tilewright.search.effort import Effort
 from tilewright.search.outcome import FinalEntry, MeasureOptions, TrialOutcome
 from tilewright.search.session import DeviceSession
 from tilewright.search.tune import Tuner
 
-ROOT = Path(__file__).resolve().parents[2]
-OPTIONS = MeasureOptions(min_samples=2, max_samples=2)
-RIGHT = Stage("right", {})
-
-
-def a_case() -> WorkloadCase:
-    return load_problem().at_suite("smoke").parse_case("b1s7")
+ROOT = Path(__file__).resolve().parent.parent.parent
+OPTIONS = MeasureOptions()
+CASE = faulty.a_case()
 
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[DeviceSession]:
-    with DeviceSession("interpret", hooks=faulty.HOOKS) as opened:
-        yield opened
+    """Shared: every test leaves it usable, which is what is tested."""
+    faulty.register()
+    with DeviceSession("interpret", hooks=(faulty.LYING_TIMER,)) as made:
+        yield made
 
 
-def evaluate(session: DeviceSession, stage: Stage, *, limit_s: float = 30.0) -> TrialOutcome:
-    return session.evaluate(a_case(), stage, OPTIONS, run_limit_s=limit_s, compile_limit_s=limit_s)
+def evaluate(session: DeviceSession, fault: str = "none", limit_s: float = 20.0) -> TrialOutcome:
+    return session.evaluate(CASE, faulty.stage(fault), OPTIONS, run_limit_s=limit_s, compile_limit_s=limit_s)
 
 
 def children() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True) if "resource_tracker" not in _line(child)}
+    """Live children of this process, other than the tracker that multiprocessing keeps."""
+    return {
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline())
+    }
 
 
-def _line(process: psutil.Process) -> str:
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return "resource_tracker"
+def gone(pid: int, within_s: float) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @pytest.mark.parametrize(
     ("fault", "status", "reason"),
     [
-        ("aborts", Status.CRASHED, "signal 6"),
-        ("segfaults", Status.CRASHED, "signal 11"),
-        ("exits", Status.CRASHED, "exit code 3"),
-        ("is_killed", Status.CRASHED, "signal 9"),
-        ("faults", Status.CRASHED, "illegal memory access"),
-        ("runs_out_of_memory", Status.OUT_OF_RESOURCES, "device out of memory"),
-        ("raises", Status.ERROR, "ZeroDivisionError: a mistake of the candidate's own"),
-        ("changes_its_input", Status.WRONG, "changes its input o_proj_weight"),
-        ("writes_beside_its_output", Status.WRONG, "writes outside output"),
-        ("writes_nothing", Status.WRONG, "values are not finite"),
+        ("endless", Status.TIMEOUT, "compile limit 1 s"),
+        ("abort", Status.CRASHED, f"signal {int(signal.SIGABRT)}) in phase launch"),
+        ("segfault", Status.CRASHED, f"signal {int(signal.SIGSEGV)}) in phase launch"),
+        ("killed", Status.CRASHED, f"signal {int(signal.SIGKILL)}) in phase launch"),
+        ("exit", Status.CRASHED, "exit code 0) in phase launch"),
     ],
 )
-def test_fault_costs_itself_alone(session: DeviceSession, fault: str, status: Status, reason: str) -> None:
-    outcome = evaluate(session, Stage(fault, {}))
-    assert (outcome.status, reason in outcome.reason) == (status, True), outcome.reason
-    begun = time.monotonic()
-    assert evaluate(session, RIGHT).status is Status.OK
-    assert time.monotonic() - begun < 15
-    assert len(children()) == 1
-
-
-def test_endless_launch_is_cut_off_within_its_limit(session: DeviceSession) -> None:
-    assert evaluate(session, RIGHT).status is Status.OK
-    begun = time.monotonic()
-    outcome = evaluate(session, Stage("endless", {}), limit_s=1.0)
-    assert (outcome.status, outcome.reason) == (Status.TIMEOUT, "compile limit 1 s")
-    assert time.monotonic() - begun < 10
-    assert children() == set()
-    assert evaluate(session, RIGHT).status is Status.OK
-
-
-def test_fault_in_the_final_costs_that_contestant(session: DeviceSession) -> None:
-    registry = load_family("gqa_attention").registry
-    stages = registry.default_plan(a_case(), INTERPRETER_LIMITS, kinds=("library", "triton")).stages
-    head = tuple(stage for stage in stages if "output" not in stage.template)
-    plans = {
-        name: FusionPlan((*head, Stage("sdpa", {"BACKEND": "auto"}), Stage(name, {}))) for name in ("right", "aborts")
-    }
-    entries = [FinalEntry(name, plan, "candidate") for name, plan in plans.items()]
-    entries.append(FinalEntry("eager", None, "baseline"))
-    entries.append(FinalEntry("no such baseline", None, "baseline"))
-    samples = session.final(a_case(), entries, rounds=6, options=OPTIONS, time_budget_s=30)
-    assert set(samples.rounds) == {"right", "eager"}
-    assert {len(times) for times in samples.rounds.values()} == {6}
-    assert "signal 6" in samples.failures["aborts"]
-    assert "no baseline" in samples.failures["no such baseline"]
-
-
-@pytest.mark.parametrize("value", ["nan", "none", "zero", "negative", "infinite"])
-def test_time_that_is_none_is_no_time(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAULTY_TIME", value)
-    with DeviceSession("interpret", hooks=(*faulty.HOOKS, "faulty:install_bad_timer")) as session:
-        outcome = evaluate(session, RIGHT)
-    assert outcome.status is Status.INVALID_TIME
+def test_candidate_that_takes_the_worker_costs_itself_and_one_restart(
+    session: DeviceSession, fault: str, status: Status, reason: str
+) -> None:
+    assert evaluate(session).status is Status.OK
+    before, restarts = children(), session.respawns
+    outcome = evaluate(session, fault, limit_s=1.0)
+    assert outcome.status is status
+    assert reason in outcome.reason
     assert outcome.samples_us == ()
+    assert not children() & before  # the worker is gone with all that it started
+    begun = time.monotonic()
+    assert evaluate(session).status is Status.OK
+    assert time.monotonic() - begun < 15
+    assert session.respawns == restarts + 1
 
 
-def test_every_candidate_failing_is_an_answer_not_an_accident() -> None:
-    """All stored with reasons, no record, nothing left running."""
+@pytest.mark.parametrize(
+    ("fault", "status", "reason"),
+    [
+        ("out_of_memory", Status.OUT_OF_RESOURCES, "device out of memory"),
+        ("raises", Status.ERROR, "ValueError: injected"),
+        ("writes_input", Status.WRONG, "changes its input x"),
+        ("wrong_and_writes_input", Status.WRONG, "y: relative error"),
+        ("wrong", Status.WRONG, "y: relative error"),
+        ("nan", Status.WRONG, "y: 128 of 128 values are not finite"),
+        ("half", Status.WRONG, "y: 64 of 128 values are not finite"),
+        ("overrun", Status.WRONG, "writes outside y"),
+        ("nan_time", Status.INVALID_TIME, "the timer gave nan"),
+        ("none_time", Status.INVALID_TIME, "the timer gave None"),
+        ("zero_time", Status.INVALID_TIME, "the timer gave 0.0"),
+        ("negative_time", Status.INVALID_TIME, "the timer gave -3.0"),
+        ("infinite_time", Status.INVALID_TIME, "the timer gave inf"),
+    ],
+)
+def test_candidate_that_fails_is_told_apart_and_the_worker_goes_on(
+    session: DeviceSession, fault: str, status: Status, reason: str
+) -> None:
+    assert evaluate(session).status is Status.OK
+    restarts = session.respawns
+    outcome = evaluate(session, fault)
+    assert outcome.status is status
+    assert reason in outcome.reason
+    assert outcome.samples_us == ()
+    assert evaluate(session).status is Status.OK
+    assert session.respawns == restarts
+
+
+def test_worker_killed_between_two_candidates_costs_none_of_them(session: DeviceSession) -> None:
+    assert evaluate(session).status is Status.OK
+    [worker] = children()
+    os.kill(worker, signal.SIGKILL)
+    assert evaluate(session).status is Status.OK
+
+
+def test_signals_to_the_whole_group_leave_the_worker_to_its_parent(session: DeviceSession) -> None:
+    """Ctrl-C and a supervisor's SIGTERM reach every process of the group; no candidate may be blamed for it."""
+    assert evaluate(session).status is Status.OK
+    [worker] = children()
+    os.kill(worker, signal.SIGINT)
+    os.kill(worker, signal.SIGTERM)
+    assert evaluate(session).status is Status.OK
+    assert children() == {worker}
+
+
+def final(session: DeviceSession, *faults: str) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
+    entries = [
+        FinalEntry(fault, faulty.plan(fault), "default" if fault == "none" else "candidate") for fault in faults
+    ]
+    samples = session.final(CASE, entries, rounds=6, options=OPTIONS, time_budget_s=5)
+    return samples.rounds, samples.failures
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("abort", "crashed: the worker process died"), ("wrong", "relative error"), ("zero_time", "the timer gave 0.0")],
+)
+def test_fault_in_a_final_costs_that_contestant_alone(session: DeviceSession, fault: str, reason: str) -> None:
+    rounds, failures = final(session, fault, "none")
+    assert reason in failures[fault]
+    assert {name: len(times) for name, times in rounds.items()} == {"none": 6}
+    assert set(failures) == {fault}
+
+
+def test_contestant_that_crashes_only_when_timed_is_found_by_name(session: DeviceSession) -> None:
+    """First among the candidates, so that striking the last one would strike the wrong one."""
+    evaluate(session, "abort")  # a new process: the fault counts its calls
+    rounds, failures = final(session, "none", "abort_when_timed", "late")
+    assert set(failures) == {"abort_when_timed"}
+    assert set(rounds) == {"none", "late"}
+
+
+def test_every_contestant_failing_leaves_no_times(session: DeviceSession) -> None:
+    rounds, failures = final(session, "wrong", "nan")
+    assert rounds == {}
+    assert set(failures) == {"wrong", "nan"}
+
+
+def tune(session: DeviceSession, n: int) -> tuple[MemoryStore, str]:
     store = MemoryStore()
-    effort = Effort("quick", 1, 1, 1, 2, 6, OPTIONS)
-    with DeviceSession("interpret", hooks=(*faulty.HOOKS, "faulty:install_bad_timer")) as session:
-        os.environ["FAULTY_TIME"] = "nan"
-        context = a_context(
-            session,  # type: ignore[arg-type]
-            store,
-            family=load_family("gqa_attention"),
-            limits=INTERPRETER_LIMITS,
-            effort=effort,
-            baselines=(),
-        )
-        [result] = Tuner(context, store).run([a_case()])
-    assert result.record is None
-    assert store.trials
-    assert {row.status for row in store.trials} == {Status.INVALID_TIME}
-    assert store.records == {}
-
-
-def test_start_method_of_the_program_is_left_alone(session: DeviceSession) -> None:
-    before = multiprocessing.get_start_method(allow_none=True)
-    assert evaluate(session, RIGHT).status is Status.OK
-    assert multiprocessing.get_start_method(allow_none=True) == before
-
-
-def test_device_that_is_not_there_is_told_as_such() -> None:
-    if psutil.Process().pid and os.path.exists("/dev/nvidia0"):
-        pytest.skip("there is a GPU")
-    with DeviceSession("cuda:0") as session, pytest.raises(MachineUnfit, match="cuda:0"):
-        session.describe()
-
-
-def test_worker_does_not_outlive_its_parent() -> None:
-    """Even a parent that is killed without a word leaves no process behind."""
-    program = (
-        "from tilewright.search.session import DeviceSession\n"
-        "import time\n"
-        "if __name__ == '__main__':\n"
-        "    session = DeviceSession('interpret'); session.describe()\n"
-        "    print(session._process.pid, flush=True); time.sleep(60)\n"
+    context = a_context(
+        session,  # type: ignore[arg-type]
+        store,
+        family=faulty.FAMILY,
+        limits=INTERPRETER_LIMITS,
+        effort=replace(EFFORT, stage_trials=30),
+        baselines=(),
     )
-    script = ROOT / ".pytest_cache" / "orphan.py"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(program)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
-    parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    [result] = Tuner(context, store).run([faulty.a_case(n)])
+    return store, result.message
+
+
+def test_every_candidate_failing_makes_no_record_and_keeps_every_trial(session: DeviceSession) -> None:
+    store, message = tune(session, 1)
+    assert store.records == {}
+    assert message == "no valid plan was found"
+    assert {row.status for row in store.trials} == {Status.ERROR, Status.WRONG, Status.INVALID_TIME}
+    assert len([row for row in store.trials if row.template]) == 3
+    assert all(row.reason and row.median_us is None for row in store.trials)
+
+
+def test_user_start_method_is_untouched() -> None:
+    code = (
+        "import multiprocessing as m\n"
+        "m.set_start_method('fork')\n"
+        "from tilewright.search.session import DeviceSession\n"
+        "def main():\n"
+        "    with DeviceSession('interpret') as s: print(s.describe().environment.kind, m.get_start_method())\n"
+        "if __name__ == '__main__': main()\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
+    assert answer.stdout.split() == ["interpret", "fork"], answer.stderr
+
+
+PARENT = """
+import sys, time
+from tilewright.search.session import DeviceSession
+if __name__ == "__main__":
+    session = DeviceSession("interpret", hooks=(sys.argv[1],))
+    session._start()
+    print(session._process.pid, flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / ".src"), str(ROOT / "tests")])}
+
+
+def _parent(tmp_path: Path, seconds: float) -> tuple["subprocess.Popen[str]", int]:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [sys.executable, str(script), faulty.HOOK, str(seconds)]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment())
     assert parent.stdout is not None
-    worker = int(parent.stdout.readline())
+    return parent, int(parent.stdout.readline())
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
+    parent, worker = _parent(tmp_path, 60)
+    time.sleep(1.0)
     assert psutil.pid_exists(worker)
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    deadline = time.monotonic() + 5
-    while _alive(worker) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(worker)
+    parent.kill()
+    parent.communicate()
+    assert gone(worker, within_s=5)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def test_session_that_is_never_closed_does_not_keep_the_program(tmp_path: Path) -> None:
+    parent, worker = _parent(tmp_path, 0)
+    assert parent.wait(timeout=20) == 0
+    parent.communicate()
+    assert gone(worker, within_s=5)
+
+
+def test_start_method_of_this_process_is_as_it_was(session: DeviceSession) -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    evaluate(session)
+    assert multiprocessing.get_start_method(allow_none=True) == before

@@ -1,11 +1,11 @@
-"""Kernels that spoil a CUDA context or never end: `hooks=("faulty:install", "faulty_gpu:install")`, on a GPU only."""
+"""Kernels that spoil a CUDA context or never end: `hooks=("bad_candidates:install", "bad_kernels:install")`, on a GPU only."""
 
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from faulty import template
+from bad_candidates import template
 
 from tilewright.kernel_templates.families import load_family
 
