@@ -1,8 +1,9 @@
 """Seeded inputs of a case, by the public protocol or harsher.
 
 The protocol (SOL-ExecBench): activations and biases are unit normal, weights are scaled by 1/sqrt(fan_in), norm
-weights are ones, and tables (`draws` in tuning.json) are normals clamped to [-1, 1]. The strict level draws the norm
-weights too, because a kernel that ignores a norm weight passes the protocol, and scales one channel by 1000.
+weights are ones, and tables (`draws` in tuning.json) are normals clamped to [-1, 1]. Checks draw the norm weights too,
+because a kernel that ignores a norm weight passes the protocol; scale one channel by 1000; and make activations and
+biases so faint that a norm's epsilon counts.
 """
 
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ import torch
 from tilewright.problem import WorkloadCase
 
 OUTLIER_SCALE = 1000.0
+FAINT_SCALE = 2e-3  # its square is near the epsilon of published norms: 1e-5, 1e-6
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class InputOptions:
     seed: int = 0
     random_norm_weights: bool = False
     outlier_channel: bool = False
+    faint: bool = False
 
 
 def make_inputs(
@@ -73,6 +76,8 @@ def _shaped(name: str, draw: str | None, values: torch.Tensor, options: InputOpt
         return values * float(values.shape[-1] ** -0.5)
     if draw == "clamped_normal":
         return values.clamp(-1, 1)
+    if options.faint and (draw == "activation" or name.endswith("bias")):
+        values *= FAINT_SCALE
     if draw == "activation" and options.outlier_channel:
         values[..., values.shape[-1] // 3] *= OUTLIER_SCALE
     return values
