@@ -1,19 +1,21 @@
 """What the worker keeps of the case in hand: input sets, the eager chain, wide references. Imports torch."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from tilewright.kernel_templates.base import Template, Tensors, Values, allocate, run_kernel
+from tilewright.kernel_templates.base import Template, Values, allocate, run_kernel
 from tilewright.kernel_templates.families import Family
-from tilewright.kernel_templates.inputs import InputOptions, make_inputs
+from tilewright.kernel_templates.inputs import InputOptions, make_inputs, pack
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.kernel_templates.reference import cast, run_ops
 from tilewright.problem import WorkloadCase
 from tilewright.search.outcome import Candidate
 
+GUARD = 7.0
 GUARD_ELEMENTS = 1024  # before and behind every checked tensor; keeps 16-byte alignment
 
 
@@ -45,7 +47,7 @@ class CaseState:
         self._inputs: dict[InputOptions, dict[str, Any]] = {}
         self._snapshots: dict[tuple[InputOptions, int], dict[str, torch.Tensor]] = {}
         self._expected: dict[tuple[InputOptions, int, int], dict[str, Expected]] = {}
-        self._sums: dict[InputOptions, dict[str, int]] = {}
+        self._sums: dict[tuple[InputOptions, int], dict[str, int]] = {}
 
     def segment(self, candidate: Candidate) -> Segment:
         """Where the candidate sits in the chain."""
@@ -79,7 +81,7 @@ class CaseState:
         key = (options, first, last)
         if key not in self._expected:
             names = self.case.problem.op_names[first : last + 1]
-            state = {**self.inputs(options), **self.before(options, first)}
+            state = self.outside(options, first)
             eager = run_ops(self.family.ops, names, state, self.case)
             wide = run_ops(self.family.ops, names, cast(state, self._wide), self.case)
             self._expected[key] = {
@@ -88,26 +90,37 @@ class CaseState:
             }
         return self._expected[key]
 
-    def prepare(self) -> None:
+    def prepare(self, *every: InputOptions) -> None:
         """Makes what every candidate of the case needs, so that no candidate pays for it."""
-        self.expected(InputOptions(), 0, len(self.case.problem.ops) - 1)
+        for options in every:
+            self.expected(options, 0, len(self.case.problem.ops) - 1)
 
-    def changed_inputs(self, options: InputOptions) -> list[str]:
-        """Inputs whose bits differ from when they were made."""
-        now = {name: _checksum(t) for name, t in self.inputs(options).items() if isinstance(t, torch.Tensor)}
-        before = self._sums.setdefault(options, now)
-        return [name for name in now if now[name] != before[name]]
+    def outside(self, options: InputOptions, first: int) -> dict[str, Any]:
+        """What a candidate that begins at op `first` finds: inputs, and intermediates as the eager chain has them."""
+        return {**self.inputs(options), **self.before(options, first)}
 
-    def note_inputs(self, options: InputOptions) -> None:
+    def note_inputs(self, options: InputOptions, first: int) -> None:
         """Takes the checksums that `changed_inputs` compares with; call it before the candidate runs."""
-        self.changed_inputs(options)
+        if (options, first) not in self._sums:
+            self._sums[options, first] = self._checksums(options, first)
+
+    def changed_inputs(self, options: InputOptions, first: int) -> list[str]:
+        """Tensors whose bits differ from when they were noted; they are made anew when they are next asked for."""
+        before = self._sums[options, first]
+        changed = [name for name, total in self._checksums(options, first).items() if total != before[name]]
+        if changed:
+            self.forget_inputs(options)
+        return changed
 
     def forget_inputs(self, options: InputOptions) -> None:
-        """After a candidate spoiled them: everything made from these inputs is made anew."""
+        """Drops an input set and everything made from it."""
         self._inputs.pop(options, None)
-        self._sums.pop(options, None)
         self._snapshots = {key: value for key, value in self._snapshots.items() if key[0] != options}
         self._expected = {key: value for key, value in self._expected.items() if key[0] != options}
+
+    def _checksums(self, options: InputOptions, first: int) -> dict[str, int]:
+        found = {n: _checksum(t) for n, t in self.outside(options, first).items() if isinstance(t, torch.Tensor)}
+        return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))  # the host waits once
 
     @property
     def _wide(self) -> torch.dtype:
@@ -117,38 +130,32 @@ class CaseState:
 class Bound:
     """A candidate over one input set, with its own outputs, intermediates and scratch; `poison`ed memory holds NaN."""
 
-    def __init__(self, state: CaseState, candidate: Candidate, options: InputOptions, *, guarded: bool = False) -> None:
+    def __init__(self, state: CaseState, candidate: Candidate, options: InputOptions) -> None:
         segment = state.segment(candidate)
         case = state.case
         ops = case.problem.ops[segment.first : segment.last + 1]
-        source = state.before(options, segment.first)
+        outside = state.outside(options, segment.first)
         written = list(dict.fromkeys(name for op in ops for name in op.writes))
+        empty = allocate(case, written, "meta")
+        self._state = state
         self._case = case
-        self._steps = segment.steps
-        self._guards: dict[str, torch.Tensor] = {}
-        self.made = {name: self._new(state, name, guarded) for name in written}
-        scratch = {
-            name: torch.empty(spec.shape, dtype=spec.dtype, device=state.device)
+        self.segment = segment
+        self.made = {name: self._new(name, empty[name].shape, empty[name].dtype) for name in written}
+        self.scratch = {
+            name: self._new(name, spec.shape, spec.dtype)
             for template, values in segment.steps
             for name, spec in template.scratch(values, case).items()
         }
-        self._poisoned = [*self.made.values(), *scratch.values()]
-        self.restores = [(self.made[name], source[name]) for name in written if name in source]
-        self.tensors: Tensors = {**state.inputs(options), **source, **scratch, **self.made}
+        self.restores = [(self.made[name], outside[name]) for name in written if name in outside]
+        self.tensors: dict[str, Any] = {**outside, **self.scratch, **self.made}
         self.writes = ops[-1].writes
 
-    def _new(self, state: CaseState, name: str, guarded: bool) -> torch.Tensor:
-        plain: torch.Tensor = allocate(state.case, [name], "meta")[name]
-        if not guarded:
-            return torch.empty(plain.shape, dtype=plain.dtype, device=state.device)
-        size = plain.numel()
-        flat = torch.full((size + 2 * GUARD_ELEMENTS,), 7.0, dtype=plain.dtype, device=state.device)
-        self._guards[name] = flat
-        return flat[GUARD_ELEMENTS : GUARD_ELEMENTS + size].view(plain.shape)
+    def _new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._state.device)
 
-    def poison(self) -> None:
+    def poison(self, *, scratch: bool = True) -> None:
         """NaN everywhere the candidate writes, then the values that it expects to find there."""
-        for tensor in self._poisoned:
+        for tensor in (*self.made.values(), *(self.scratch.values() if scratch else ())):
             if tensor.is_floating_point():
                 tensor.fill_(float("nan"))
             else:
@@ -161,17 +168,63 @@ class Bound:
             target.copy_(source)
 
     def run(self) -> None:
-        for template, values in self._steps:
+        for template, values in self.segment.steps:
             template.launch(self.tensors, values, self._case, run_kernel)
+
+
+class Checked(Bound):
+    """A candidate in guarded memory over private copies of its inputs, which can be loaded with another input set."""
+
+    def __init__(self, state: CaseState, candidate: Candidate, options: InputOptions) -> None:
+        self._guards: dict[str, torch.Tensor] = {}
+        super().__init__(state, candidate, options)
+        self._own = _copied(
+            state.case, {n: t for n, t in self.tensors.items() if n not in self.made and n not in self.scratch}
+        )
+        self.tensors.update(self._own)
+        self._loaded = options
+
+    def _new(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        size = math.prod(shape)
+        flat = torch.full((size + 2 * GUARD_ELEMENTS,), GUARD, dtype=dtype, device=self._state.device)
+        self._guards[name] = flat
+        return flat[GUARD_ELEMENTS : GUARD_ELEMENTS + size].view(shape)
+
+    def load(self, options: InputOptions) -> None:
+        """Other values in the same memory, as the next call of a served block has them."""
+        outside = self._state.outside(options, self.segment.first)
+        for name, tensor in self._own.items():
+            tensor.copy_(outside[name])
+        self.restores = [(tensor, outside[name]) for name, tensor in self.made.items() if name in outside]
+        self._loaded = options
+
+    def changed(self) -> list[str]:
+        """Inputs whose bits are no longer those that were loaded."""
+        outside = self._state.outside(self._loaded, self.segment.first)
+        return [name for name, tensor in self._own.items() if not _same_bits(tensor, outside[name])]
 
     def overrun(self) -> list[str]:
         """Tensors beside which something was written."""
         bad = []
         for name, flat in self._guards.items():
             edges = torch.cat((flat[:GUARD_ELEMENTS], flat[-GUARD_ELEMENTS:]))
-            if not bool((edges == 7.0).all()):
+            if not bool((edges == GUARD).all()):
                 bad.append(name)
         return bad
+
+
+def _copied(case: WorkloadCase, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Copies that lie end to end where the case's weights do."""
+    copies: dict[str, Any] = {name: value.clone() for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+    if case.weight_mode == "packed":
+        for parts in case.problem.packings.values():
+            pack(copies, [name for name in parts if name in copies])
+    return copies
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return torch.equal(a.view(integer), b.view(integer))
 
 
 def errors(found: torch.Tensor, wide: torch.Tensor) -> tuple[float, float]:
@@ -184,15 +237,11 @@ def errors(found: torch.Tensor, wide: torch.Tensor) -> tuple[float, float]:
     return tuple(x if x == x else float("inf") for x in values)  # type: ignore[return-value]
 
 
-def _checksum(tensor: torch.Tensor) -> int:
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Of the bits, position included: any single change shows, in one pass over the memory."""
     words = tensor.contiguous().view(torch.uint8).view(-1)
     whole = words[: words.numel() // 8 * 8].view(torch.int64)
     rest = words[words.numel() // 8 * 8 :].to(torch.int64)
     position = torch.arange(1, 1025, device=tensor.device, dtype=torch.int64) * 2 + 1
     folded = whole[: whole.numel() // 1024 * 1024].view(-1, 1024)
-    total = (folded * position).sum() + whole[whole.numel() // 1024 * 1024 :].sum() * 3 + rest.sum() * 5
-    return int(total)
-
-
-Inputs = Mapping[str, Any]
+    return (folded * position).sum() + whole[whole.numel() // 1024 * 1024 :].sum() * 3 + rest.sum() * 5

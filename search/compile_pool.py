@@ -173,9 +173,7 @@ class PooledCompiler:
         return child
 
 
-def child_main(
-    connection: Connection, family: str, limits: Limits, hooks: tuple[str, ...], parent: int
-) -> None:
+def child_main(connection: Connection, family: str, limits: Limits, hooks: tuple[str, ...], parent: int) -> None:
     """Entry point of a compiling process; it never touches a device."""
     settle(hooks, parent=parent, interpret=False)
     os.nice(5)

@@ -1,6 +1,6 @@
 """Entering a final: a plan or a baseline becomes something that can be timed over each input set. Imports torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -8,10 +8,10 @@ from tilewright.db.rows import Status
 from tilewright.errors import TilewrightError, UsageError
 from tilewright.kernel_templates.base import Tensors, allocate
 from tilewright.kernel_templates.inputs import InputOptions
-from tilewright.search.case_state import Bound, CaseState
-from tilewright.search.measure import Runnable, Timer
+from tilewright.search.case_state import CaseState
+from tilewright.search.measure import Prepared, Runnable, Timer, prepare
 from tilewright.search.outcome import FinalEntry
-from tilewright.search.verify import compare_outputs, quick_check
+from tilewright.search.verify import Finding, compare_outputs, quick_check, replay_check
 
 
 class Refused(TilewrightError):
@@ -33,17 +33,20 @@ class BoundBaseline:
         self._function(self._tensors)
 
 
-def enter(state: CaseState, entry: FinalEntry, timer: Timer, sets: int) -> list[tuple[Runnable, Callable[[], None]]]:
-    """Verified on the first input set, prepared on all. Raises Refused with the reason when it is wrong."""
-    runnables: list[Runnable] = []
-    if entry.plan is not None:
-        finding = quick_check(state, entry.plan)
-        if finding.status is not Status.OK:
-            raise Refused(finding.reason)
-        runnables += [Bound(state, entry.plan, InputOptions(seed)) for seed in range(sets)]
-    else:
-        runnables += _baseline(state, entry.name, sets)
-    return [(runnable, timer.prepare(runnable)) for runnable in runnables]
+def enter(state: CaseState, entry: FinalEntry, timer: Timer, sets: int) -> Sequence[Prepared]:
+    """Verified, prepared on every input set. Raises Refused with the reason when it is wrong."""
+    if entry.plan is None:
+        return [(runnable, timer.prepare(runnable)) for runnable in _baseline(state, entry.name, sets)]
+    _refuse_if_wrong(quick_check(state, entry.plan))
+    ready = prepare(state, entry.plan, sets, timer)
+    held, replay = ready[0]
+    _refuse_if_wrong(replay_check(state, held, replay, InputOptions()))
+    return ready
+
+
+def _refuse_if_wrong(finding: Finding) -> None:
+    if finding.status is not Status.OK:
+        raise Refused(finding.reason)
 
 
 def _baseline(state: CaseState, name: str, sets: int) -> list[Runnable]:

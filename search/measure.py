@@ -3,7 +3,8 @@
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import Protocol
 
 import torch
@@ -24,6 +25,9 @@ class Runnable(Protocol):
     def run(self) -> None: ...
 
 
+Prepared = tuple[Runnable, Callable[[], None]]  # what it runs over, and what is timed
+
+
 class InvalidTime(Exception):
     """The timer gave something that is no time."""
 
@@ -32,7 +36,7 @@ class Timer(Protocol):
     """Times one runnable after another; microseconds."""
 
     def prepare(self, runnable: Runnable) -> Callable[[], None]: ...
-    def sample(self, batch: Sequence[tuple[Runnable, Callable[[], None]]]) -> list[float]: ...
+    def sample(self, batch: Sequence[Prepared]) -> list[float]: ...
 
 
 class CudaTimer:
@@ -60,7 +64,7 @@ class CudaTimer:
             runnable.run()
         return graph.replay
 
-    def sample(self, batch: Sequence[tuple[Runnable, Callable[[], None]]]) -> list[float]:
+    def sample(self, batch: Sequence[Prepared]) -> list[float]:
         events = []
         for runnable, replay in batch:
             runnable.restore()
@@ -82,7 +86,7 @@ class HostTimer:
     def prepare(self, runnable: Runnable) -> Callable[[], None]:
         return runnable.run
 
-    def sample(self, batch: Sequence[tuple[Runnable, Callable[[], None]]]) -> list[float]:
+    def sample(self, batch: Sequence[Prepared]) -> list[float]:
         times = []
         for runnable, run in batch:
             runnable.restore()
@@ -96,31 +100,33 @@ def make_timer(device: torch.device, options: MeasureOptions) -> Timer:
     return CudaTimer(device, options) if device.type == "cuda" else HostTimer()
 
 
-def measure(state: CaseState, candidate: Candidate, options: MeasureOptions, timer: Timer) -> list[float]:
-    """Samples, microseconds; stops early by the options' rules. Raises InvalidTime."""
-    interpreted = state.device.type != "cuda"
-    sets = 1 if interpreted else options.input_sets
-    ready = []
-    for seed in range(sets):
-        held = Bound(state, candidate, InputOptions(seed))
-        ready.append((held, timer.prepare(held)))
-    if interpreted:
-        return _valid(timer.sample(ready * 2))
+def prepare(state: CaseState, candidate: Candidate, sets: int, timer: Timer) -> list[tuple[Bound, Callable[[], None]]]:
+    """The candidate over each input set, ready to be timed."""
+    bound = [Bound(state, candidate, InputOptions(seed)) for seed in range(sets)]
+    return [(held, timer.prepare(held)) for held in bound]
+
+
+def measure(ready: Sequence[Prepared], options: MeasureOptions, timer: Timer) -> list[float]:
+    """Samples, microseconds, each over the next input set; ends by the options' rules. Raises InvalidTime."""
     _warm_up(timer, ready, options)
     samples: list[float] = []
+    half = max(1, options.min_samples // 2)
     while len(samples) < options.max_samples:
-        samples += _valid(
-            timer.sample([ready[(len(samples) + i) % sets] for i in range(min(BATCH, options.min_samples))])
-        )
-        half = len(samples) >= options.min_samples // 2
-        if half and options.cut_above_us is not None and sorted(samples)[len(samples) // 2] > options.cut_above_us:
+        count = min(BATCH if samples else half, BATCH, options.max_samples - len(samples))
+        samples += _valid(timer.sample([ready[(len(samples) + i) % len(ready)] for i in range(count)]))
+        if options.cut_above_us is not None and len(samples) >= half and median(samples) > options.cut_above_us:
             break
         if len(samples) >= options.min_samples and sum(samples) >= options.budget_ms * 1e3:
             break
     return samples
 
 
-def _warm_up(timer: Timer, ready: list[tuple[Bound, Callable[[], None]]], options: MeasureOptions) -> None:
+def measure_once(ready: Sequence[Prepared], timer: Timer) -> list[float]:
+    """One sample over each input set, for where times are no measurements. Raises InvalidTime."""
+    return _valid(timer.sample(ready))
+
+
+def _warm_up(timer: Timer, ready: Sequence[Prepared], options: MeasureOptions) -> None:
     """Bounded by device time and by count; the samples are dropped."""
     first = max(_valid(timer.sample(ready[:1]))[0], 1.0)
     count = min(MOST_WARM_UPS, math.ceil(options.warmup_ms * 1e3 / first))
@@ -128,28 +134,38 @@ def _warm_up(timer: Timer, ready: list[tuple[Bound, Callable[[], None]]], option
 
 
 def interleaved(
-    contestants: dict[str, list[tuple[Runnable, Callable[[], None]]]],
+    contestants: Mapping[str, Sequence[Prepared]],
     timer: Timer,
     *,
     rounds: int,
     least: int,
     time_budget_s: float,
     seed: int,
-) -> dict[str, list[float]]:
-    """Every contestant once a round in shuffled order, all on the round's input set; at least `least` rounds."""
+) -> tuple[dict[str, list[float]], dict[str, str]]:
+    """Every contestant once a round in shuffled order, all on the round's input set; at least `least` rounds.
+
+    Second are those that gave an invalid time, with the reason; their times are dropped.
+    """
     order = random.Random(seed)
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    failures: dict[str, str] = {}
     begun = time.monotonic()
     for number in range(-1, rounds):
-        if number >= least and time.monotonic() - begun > time_budget_s:
+        if not times or (number >= least and time.monotonic() - begun > time_budget_s):
             break
-        names = list(contestants)
+        names = list(times)
         order.shuffle(names)
         batch = [contestants[name][number % len(contestants[name])] for name in names]
-        for name, value in zip(names, _valid(timer.sample(batch)), strict=True):
+        for name, value in zip(names, timer.sample(batch), strict=True):
+            try:
+                _valid([value])
+            except InvalidTime as error:
+                failures[name] = f"InvalidTime: {error}"
+                del times[name]
+                continue
             if number >= 0:  # the first round warms up
                 times[name].append(value)
-    return times
+    return times, failures
 
 
 def _valid(samples: list[float]) -> list[float]:

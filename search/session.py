@@ -135,12 +135,20 @@ class DeviceSession:
                 answer = self._ask("final", arguments, limits, entered.append)
             except Lost as lost:
                 answer = worker.Failure(lost.status, lost.reason)
-            if isinstance(answer, worker.Failure):
-                culprit = _culprit(entered, alive)
-                struck[culprit] = f"{answer.status.value}: {answer.reason}"
-                continue
-            samples: FinalSamples = answer
-            return replace(samples, failures={**samples.failures, **struck})
+            if not isinstance(answer, worker.Failure):
+                samples: FinalSamples = answer
+                return replace(samples, failures={**samples.failures, **struck})
+            reason = f"{answer.status.value}: {answer.reason}"
+            culprit = _culprit(entered, alive)
+            if culprit is None:  # it happened in the rounds, where nobody knows whose it was: each alone will tell
+                alone = {
+                    e.name: self.final(case, [e], rounds=rounds, options=options, time_budget_s=time_budget_s)
+                    for e in alive
+                }
+                found = {name: samples.failures[name] for name, samples in alone.items() if name in samples.failures}
+                struck |= found or {alive[-1].name: reason}
+            else:
+                struck[culprit] = reason
 
     def verify_strict(self, case: WorkloadCase, plan: "FusionPlan") -> Strict:
         """The check that a record must pass."""
@@ -158,7 +166,18 @@ class DeviceSession:
         limits: Mapping[str, float],
         seen: Callable[[str], None] = lambda phase: None,
     ) -> Any:
-        """The answer; `limits` holds seconds by phase, the first word of what the worker says it begins."""
+        """The answer; a worker that dies before anything of the candidate ran is replaced once, and asked again."""
+        try:
+            return self._ask_once(name, arguments, limits, seen)
+        except Lost as lost:
+            if lost.phase or lost.status is not Status.CRASHED:
+                raise
+            return self._ask_once(name, arguments, limits, seen)
+
+    def _ask_once(
+        self, name: str, arguments: tuple[Any, ...], limits: Mapping[str, float], seen: Callable[[str], None]
+    ) -> Any:
+        """`limits` holds seconds by phase, the first word of what the worker says it begins."""
         connection = self._start()
         try:
             connection.send((name, arguments))
@@ -217,10 +236,9 @@ class DeviceSession:
         self._process = self._connection = None
 
 
-def _culprit(entered: list[str], alive: list[FinalEntry]) -> str:
-    """The contestant that was being prepared; in the rounds nobody knows, so the last plan that is no holder goes."""
+def _culprit(entered: list[str], alive: list[FinalEntry]) -> str | None:
+    """The contestant that was being prepared, or the only one; None when it was lost in the rounds."""
     names = [phase.partition(" ")[2] for phase in entered if phase.startswith("entry ")]
-    if names and "rounds" not in entered:
-        return names[-1]
-    candidates = [entry.name for entry in alive if entry.source == "candidate"]
-    return (candidates or [entry.name for entry in alive])[-1]
+    if len(alive) == 1:
+        return alive[0].name
+    return names[-1] if names and "rounds" not in entered else None

@@ -11,11 +11,20 @@ from tilewright.kernel_templates.families import Family
 from tilewright.kernel_templates.inputs import InputOptions
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import WorkloadCase
-from tilewright.search.case_state import Bound, CaseState, Expected, errors
+from tilewright.search.case_state import Bound, CaseState, Checked, Expected, errors
 from tilewright.search.outcome import Candidate
 from tilewright.search.tolerance import bound, row_bound
 
-STRICT_SEEDS = 5
+# The first are the inputs of the public protocol. They hide a norm weight of one that is left out, an epsilon that a
+# variance of one dwarfs, and what an earlier call left behind; the second show all three.
+QUICK = (InputOptions(), InputOptions(101, random_norm_weights=True, faint=True))
+STRICT = (
+    InputOptions(0),
+    InputOptions(1, random_norm_weights=True),
+    InputOptions(2, outlier_channel=True),
+    InputOptions(3, random_norm_weights=True, faint=True),
+    InputOptions(4, random_norm_weights=True, outlier_channel=True),
+)
 REPEATS = 3
 PRIME_LENGTH = 61
 Phase = Callable[[str], None]
@@ -31,31 +40,63 @@ class Finding:
     deterministic: bool = True
 
 
-def quick_check(
-    state: CaseState, candidate: Candidate, options: InputOptions = InputOptions(), phase: Phase = lambda name: None
-) -> Finding:
-    """One run into poisoned, guarded memory, compared with the wide reference; inputs must keep their bits."""
-    expected = state.expected(options, *_span(state, candidate))
-    state.note_inputs(options)
-    held = Bound(state, candidate, options, guarded=True)
-    held.poison()
+def quick_check(state: CaseState, candidate: Candidate, phase: Phase = lambda name: None) -> Finding:
+    """Two runs in the same poisoned, guarded memory over different inputs; both must match the wide reference."""
+    segment = state.segment(candidate)
+    for options in QUICK:
+        state.expected(options, segment.first, segment.last)
+    held = Checked(state, candidate, QUICK[0])
     phase("launch")
+    first = check(state, held, QUICK[0], scratch=True, launched=lambda: phase("run"))
+    if first.status is not Status.OK:
+        return first
+    second = check(state, held, QUICK[1])
+    if second.status is not Status.OK:
+        return replace(second, reason=f"{second.reason} ({_traits(QUICK[1])}, second call)")
+    return replace(second, error_ratio=max(first.error_ratio or 0.0, second.error_ratio or 0.0))
+
+
+def check(
+    state: CaseState,
+    held: Checked,
+    options: InputOptions,
+    *,
+    scratch: bool = False,
+    launched: Callable[[], None] = lambda: None,
+) -> Finding:
+    """One run over these inputs. Scratch is poisoned only when asked: a served block finds what its last call left."""
+    held.load(options)
+    held.poison(scratch=scratch)
     held.run()
-    phase("run")
+    launched()
     _synchronise(state)
+    finding = _judge(state, held, options)
+    if finding.status is not Status.OK:
+        return finding
+    for complaint, names in (("writes outside", held.overrun()), ("changes its input", held.changed())):
+        if names:
+            return Finding(Status.WRONG, f"{complaint} {', '.join(names)}", finding.error_ratio)
+    return finding
+
+
+def replay_check(state: CaseState, held: Bound, replay: Callable[[], None], options: InputOptions) -> Finding:
+    """What will be timed gives the right outputs too: a capture may miss a launch that an ordinary call makes."""
+    held.poison()
+    replay()
+    _synchronise(state)
+    finding = _judge(state, held, options)
+    if finding.status is Status.OK:
+        return finding
+    return replace(finding, reason=f"as it is timed: {finding.reason}")
+
+
+def _judge(state: CaseState, held: Bound, options: InputOptions) -> Finding:
     worst = 0.0
-    for name, wanted in expected.items():
+    for name, wanted in state.expected(options, held.segment.first, held.segment.last).items():
         reason, ratio = _compare(name, held.made[name], wanted)
         if reason:
             return Finding(Status.WRONG, reason, ratio)
         worst = max(worst, ratio)
-    overrun = held.overrun()
-    if overrun:
-        return Finding(Status.WRONG, f"writes outside {', '.join(overrun)}", worst)
-    changed = state.changed_inputs(options)
-    if changed:
-        state.forget_inputs(options)
-        return Finding(Status.WRONG, f"changes its input {', '.join(changed)}", worst)
     return Finding(error_ratio=worst)
 
 
@@ -70,11 +111,12 @@ def compare_outputs(state: CaseState, outputs: dict[str, torch.Tensor], options:
 
 
 def strict_check(family: Family, case: WorkloadCase, plan: FusionPlan, device: torch.device, limits: Limits) -> Finding:
-    """Several seeds, drawn norm weights, an outlier channel, small inputs, neighbouring lengths, repeats."""
+    """Several seeds and kinds of inputs, neighbouring lengths, repeats that must agree."""
     state = CaseState(case, family, device)
+    held = Checked(state, plan, STRICT[0])
     worst = 0.0
-    for options in strict_options():
-        finding = quick_check(state, plan, options)
+    for options in STRICT:
+        finding = check(state, held, options, scratch=options is STRICT[0])
         if finding.status is not Status.OK:
             return replace(finding, reason=f"seed {options.seed}, {_traits(options)}: {finding.reason}")
         worst = max(worst, finding.error_ratio or 0.0)
@@ -83,16 +125,11 @@ def strict_check(family: Family, case: WorkloadCase, plan: FusionPlan, device: t
     for neighbour in neighbours(case):
         if _rejected(family, plan, neighbour, limits):
             continue
-        finding = quick_check(CaseState(neighbour, family, device), plan, InputOptions(1, True))
+        finding = quick_check(CaseState(neighbour, family, device), plan)
         if finding.status is not Status.OK:
             return replace(finding, reason=f"neighbour {neighbour.name}: {finding.reason}")
         worst = max(worst, finding.error_ratio or 0.0)
     return Finding(error_ratio=worst, deterministic=same)
-
-
-def strict_options() -> list[InputOptions]:
-    drawn = [InputOptions(seed, seed % 2 == 1, seed % 3 == 2) for seed in range(STRICT_SEEDS)]
-    return [*drawn, InputOptions(STRICT_SEEDS, random_norm_weights=True, small=True)]
 
 
 def neighbours(case: WorkloadCase) -> list[WorkloadCase]:
@@ -132,11 +169,6 @@ def _compare(name: str, found: torch.Tensor, wanted: Expected) -> tuple[str, flo
     return "", ratio
 
 
-def _span(state: CaseState, candidate: Candidate) -> tuple[int, int]:
-    segment = state.segment(candidate)
-    return segment.first, segment.last
-
-
 def _rejected(family: Family, plan: FusionPlan, case: WorkloadCase, limits: Limits) -> bool:
     """A plan that a neighbour's constraints exclude is never served there."""
     stages = ((family.registry[stage.template], stage.values) for stage in plan.stages)
@@ -146,8 +178,8 @@ def _rejected(family: Family, plan: FusionPlan, case: WorkloadCase, limits: Limi
 def _traits(options: InputOptions) -> str:
     traits = [
         "drawn norm weights" if options.random_norm_weights else "unit norm weights",
-        "outlier channel" if options.outlier_channel else "no outliers",
-        *(["small inputs"] if options.small else []),
+        *["outlier channel"] * options.outlier_channel,
+        *["faint activations"] * options.faint,
     ]
     return ", ".join(traits)
 

@@ -6,7 +6,7 @@ decides on its interpreter when a kernel is decorated.
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -74,26 +74,46 @@ class Desk:
         return described
 
     def evaluate(self, case: Any, candidate: Candidate, options: MeasureOptions) -> TrialOutcome:
-        """Verify, then measure."""
-        from tilewright.search.measure import InvalidTime, make_timer, measure
+        """Verify, then measure; a candidate that spoils what others will read is wrong however fast it was."""
+        from tilewright.kernel_templates.inputs import InputOptions
         from tilewright.search.verify import quick_check
 
         state = self._open(case)
         begun = time.perf_counter()
-        finding = quick_check(state, candidate, phase=self._phase)
+        every = [InputOptions(seed) for seed in range(self._sets(options))]
+        first = state.segment(candidate).first
+        for each in every:
+            state.note_inputs(each, first)
+        outcome = self._outcome(quick_check(state, candidate, phase=self._phase))
+        if outcome.status is Status.OK:
+            outcome = self._measured(state, candidate, options, outcome)
+        changed = {name for each in every for name in state.changed_inputs(each, first)}
+        if changed and outcome.status is Status.OK:
+            reason = f"changes its input {', '.join(sorted(changed))} when called again"
+            outcome = TrialOutcome(Status.WRONG, reason, error_ratio=outcome.error_ratio)
+        return replace(outcome, gpu_s=time.perf_counter() - begun)
+
+    def _measured(
+        self, state: Any, candidate: Candidate, options: MeasureOptions, verified: TrialOutcome
+    ) -> TrialOutcome:
+        from tilewright.kernel_templates.inputs import InputOptions
+        from tilewright.search.measure import InvalidTime, make_timer, measure, measure_once, prepare
+        from tilewright.search.verify import replay_check
+
+        timer = make_timer(self._device, options)
+        ready = prepare(state, candidate, self._sets(options), timer)
+        finding = replay_check(state, *ready[0], InputOptions())
         if finding.status is not Status.OK:
-            return TrialOutcome(finding.status, finding.reason, error_ratio=finding.error_ratio, gpu_s=_since(begun))
+            return self._outcome(finding)
         try:
-            samples = measure(state, candidate, options, make_timer(self._device, options))
+            samples = measure(ready, options, timer) if self._measures else measure_once(ready, timer)
         except InvalidTime as error:
-            return TrialOutcome(Status.INVALID_TIME, str(error), gpu_s=_since(begun))
-        return TrialOutcome(
-            Status.OK,
-            samples_us=tuple(samples),
-            error_ratio=finding.error_ratio,
-            gpu_s=_since(begun),
-            noisy=self._noise(),
-        )
+            return TrialOutcome(Status.INVALID_TIME, str(error))
+        return replace(verified, samples_us=tuple(samples), noisy=self._noise())
+
+    @staticmethod
+    def _outcome(finding: Any) -> TrialOutcome:
+        return TrialOutcome(finding.status, finding.reason, error_ratio=finding.error_ratio)
 
     def final(
         self,
@@ -111,7 +131,7 @@ class Desk:
 
         state = self._open(case)
         timer = make_timer(self._device, options)
-        sets = options.input_sets if self._device.type == "cuda" else 1
+        sets = self._sets(options)
         contestants, failures = {}, {}
         for entry in entries:
             self._phase(f"entry {entry.name}")
@@ -123,17 +143,17 @@ class Desk:
                     raise
                 failures[entry.name] = reason
         self._phase("rounds")
-        times = (
-            interleaved(contestants, timer, rounds=rounds, least=least, time_budget_s=time_budget_s, seed=seed)
-            if contestants
-            else {}
+        times, invalid = interleaved(
+            contestants, timer, rounds=rounds, least=least, time_budget_s=time_budget_s, seed=seed
         )
-        return FinalSamples({name: tuple(values) for name, values in times.items()}, failures, noisy=self._noise())
+        rounds_us = {name: tuple(values) for name, values in times.items()}
+        return FinalSamples(rounds_us, {**failures, **invalid}, noisy=self._noise())
 
     def verify_strict(self, case: Any, plan: Any) -> Any:
         from tilewright.kernel_templates.families import load_family
         from tilewright.search.verify import strict_check
 
+        self._phase("strict")
         self._state = None
         self._free()
         family = load_family(case.problem.family)
@@ -143,20 +163,29 @@ class Desk:
         """The state of this case; the former one's memory is given back first."""
         from tilewright.kernel_templates.families import load_family
         from tilewright.search.case_state import CaseState
+        from tilewright.search.verify import QUICK
 
         if self._state is None or self._state.case != case:
             self._state = None
             self._free()
             self._phase("prepare")
             self._state = CaseState(case, load_family(case.problem.family), self._device)
-            self._state.prepare()
+            self._state.prepare(*QUICK)
         return self._state
+
+    @property
+    def _measures(self) -> bool:
+        return bool(self._device.type == "cuda")
+
+    def _sets(self, options: MeasureOptions) -> int:
+        """Input sets that are rotated; one where times are no measurements."""
+        return options.input_sets if self._measures else 1
 
     def _phase(self, name: str) -> None:
         self._connection.send(Reply("phase", name))
 
     def _free(self) -> None:
-        if self._device.type == "cuda":
+        if self._measures:
             self._torch.cuda.empty_cache()
 
     def _noise(self) -> str:
@@ -165,7 +194,7 @@ class Desk:
         return noise(self._device)
 
     def _context_is_lost(self) -> bool:
-        if self._device.type != "cuda":
+        if not self._measures:
             return False
         try:
             self._torch.cuda.synchronize(self._device)
@@ -197,7 +226,3 @@ def classify(error: Exception) -> tuple[Status, str]:
     if name in ("CompilationError", "CompileTimeAssertionFailure", "PTXASError", "UnsupportedLanguageConstruct"):
         return Status.COMPILE_ERROR, reason
     return Status.ERROR, reason
-
-
-def _since(begun: float) -> float:
-    return time.perf_counter() - begun

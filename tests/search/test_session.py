@@ -131,9 +131,7 @@ def test_signals_to_the_whole_group_leave_the_worker_to_its_parent(session: Devi
 
 
 def final(session: DeviceSession, *faults: str) -> tuple[dict[str, tuple[float, ...]], dict[str, str]]:
-    entries = [
-        FinalEntry(fault, faulty.plan(fault), "default" if fault == "none" else "candidate") for fault in faults
-    ]
+    entries = [FinalEntry(fault, faulty.plan(fault), "default" if fault == "none" else "candidate") for fault in faults]
     samples = session.final(CASE, entries, rounds=6, options=OPTIONS, time_budget_s=5)
     return samples.rounds, samples.failures
 
