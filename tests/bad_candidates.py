@@ -1,4 +1,4 @@
-"""Candidates that misbehave, added to the attention family through the workers' hook: `hooks=("bad_candidates:install",)`."""
+"""Candidates that misbehave, added to the attention family through the workers' hook `bad_candidates:install`."""
 
 import ctypes
 import os
@@ -112,8 +112,8 @@ class BadTimer:
     def __init__(self, value: Any) -> None:
         self._value = value
 
-    def prepare(self, runnable: Any) -> Callable[[], None]:
-        return lambda: None
+    def prepare(self, runnable: Any) -> Any:
+        return runnable.run
 
     def sample(self, batch: Any) -> list[Any]:
         return [self._value for _ in batch]
@@ -125,7 +125,7 @@ def install_bad_timer() -> None:
 
     values = {"nan": float("nan"), "none": None, "zero": 0.0, "negative": -1.0, "infinite": float("inf")}
     value = values[os.environ["FAULTY_TIME"]]
-    measure.make_timer = lambda device, options: BadTimer(value)  # type: ignore[assignment,return-value]
+    measure.make_timer = lambda device, options: BadTimer(value)
 
 
 def install_bad_compiler() -> None:

@@ -1,4 +1,4 @@
-"""Kernels that spoil a CUDA context or never end: `hooks=("bad_candidates:install", "bad_kernels:install")`, on a GPU only."""
+"""Kernels that spoil a CUDA context or never end, added by the hook `bad_kernels:install` on a GPU only."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from tilewright.kernel_templates.families import load_family
 
 
 @triton.jit
-def far_out_of_bounds(p_out, STEP: tl.constexpr):
+def far_out_of_bounds(p_out: Any, STEP: tl.constexpr) -> None:
     o = tl.arange(0, 128).to(tl.int64) * STEP + STEP
     tl.store(p_out + o, tl.load(p_out + o) + 1.0)
 
 
 @triton.jit
-def never_ends(p_out):
+def never_ends(p_out: Any) -> None:
     i = 0
     while i < 1:
         i = tl.atomic_add(p_out, 0)
