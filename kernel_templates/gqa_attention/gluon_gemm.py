@@ -30,9 +30,10 @@ try:
     )
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-    # Triton 3.9 has other names for the two copies, and keeps the old ones only to raise.
+    # Triton 3.9 has other names for these three, and keeps some of the old ones only to raise.
     tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
     tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+    thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
     HAS_GLUON = True
 except ImportError:  # the kernels below are then never compiled
     import triton.language as gl
@@ -76,11 +77,11 @@ def grouped_tile(i_tile, n_rows, n_columns, GROUP_M: gl.constexpr):
 
 
 @jit
-def load_operands(
-    a_desc, w_desc, i_row, i_feature, n_steps, ring, stage, phase, CONSUMERS: gl.constexpr, STAGES: gl.constexpr
-):
+def load_operands(a_desc, w_desc, i_row, i_feature, n_steps, ring, stage, phase):
     """Producer: the depth steps of one tile into the ring; returns the ring position after them."""
     b_a, b_w, full, empty = ring
+    STAGES: gl.constexpr = b_w.shape[0]
+    CONSUMERS: gl.constexpr = b_a.shape[0] // STAGES
     ROWS: gl.constexpr = b_a.shape[1]
     BLOCK_N: gl.constexpr = b_w.shape[1]
     BLOCK_K: gl.constexpr = b_w.shape[2]
@@ -97,11 +98,11 @@ def load_operands(
 
 
 @jit
-def multiply(
-    b_acc, k_begin, k_end, ring, stage, phase, CONSUMER: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr
-):
+def multiply(b_acc, k_begin, k_end, ring, stage, phase, CONSUMER: gl.constexpr):
     """Consumer: adds the depth steps [k_begin, k_end) of its rows to b_acc; leaves the last product in flight."""
     b_a, b_w, full, empty = ring
+    STAGES: gl.constexpr = b_w.shape[0]
+    CONSUMERS: gl.constexpr = b_a.shape[0] // STAGES
     for i_k in range(k_begin, k_end):
         mbarrier.wait(full.index(stage), phase)
         b_acc = warpgroup_mma(
@@ -115,9 +116,10 @@ def multiply(
 
 
 @jit
-def finish(b_acc, ring, stage, STAGES: gl.constexpr):
+def finish(b_acc, ring, stage):
     """Consumer: the product of a whole tile, its last slot released; `stage` is the slot after it."""
     b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
+    STAGES: gl.constexpr = ring[1].shape[0]
     mbarrier.arrive(ring[3].index(gl.where(stage == 0, STAGES - 1, stage - 1)), count=1)
     return b_acc
 
@@ -157,10 +159,10 @@ def store_slice(out_desc, b_staging, b_out, i_row, i_column, SLICE: gl.constexpr
     BUFFERS: gl.constexpr = b_staging.shape[0]
     b_slice = b_staging.index(SLICE % BUFFERS)
     tma.store_wait(BUFFERS - 1)
-    gl.thread_barrier()  # the other threads learn of the issuing thread's wait
+    thread_barrier()  # the other threads learn of the issuing thread's wait
     b_slice.store(b_out)
     fence_async_shared()  # generic writes before the asynchronous read
-    gl.thread_barrier()
+    thread_barrier()
     tma_store(out_desc, [i_row, i_column], b_slice)
 
 
@@ -178,8 +180,14 @@ def make_ring(
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=CONSUMERS)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     return b_a, b_w, full, empty
+
+
+@jit
+def make_staging(out_desc):
+    """Two buffers of the output's block, in turn, for one consumer's stores."""
+    return gl.allocate_shared_memory(out_desc.dtype, [2] + out_desc.block_shape, out_desc.layout)  # noqa: RUF005
 
 
 def shared_layout(columns: int) -> Any:
@@ -200,7 +208,7 @@ def descriptor(matrix: torch.Tensor, *block: int) -> Any:
 
 def launch_options(consumers: int) -> dict[str, int]:
     """The register cap at entry is what setmaxnreg deals out; the producer warp is padded to a warpgroup."""
-    return {"num_warps": 4, "maxnreg": 168 if consumers == 2 else 240}
+    return {"num_warps": 4, "maxnreg": 168 if consumers == 2 else 240, "enable_fp_fusion": True}
 
 
 def program_count(tiles: int, device: torch.device) -> int:

@@ -17,6 +17,7 @@ from tilewright.kernel_templates.gqa_attention.gluon_gemm import (
     launch_options,
     load_operands,
     make_ring,
+    make_staging,
     multiply,
     product_layout,
     program_count,
@@ -31,41 +32,21 @@ SLICE_N = 64
 
 
 @jit
-def _produce(
-    a_desc,
-    w_desc,
-    ring,
-    n_rows,
-    n_columns,
-    n_steps,
-    GROUP_M: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    BLOCK_M: gl.constexpr = ring[0].shape[1] * CONSUMERS
+def _produce(a_desc, w_desc, ring, sizes, GROUP_M: gl.constexpr):
+    n_rows, n_columns, n_steps = sizes
+    BLOCK_M: gl.constexpr = ring[0].shape[1] * (ring[0].shape[0] // ring[1].shape[0])
     BLOCK_N: gl.constexpr = ring[1].shape[1]
     stage = 0
     phase = 0
     for i_tile in range(gl.program_id(0), n_rows * n_columns, gl.num_programs(0)):
         i_m, i_n = grouped_tile(i_tile, n_rows, n_columns, GROUP_M)
-        stage, phase = load_operands(
-            a_desc, w_desc, i_m * BLOCK_M, i_n * BLOCK_N, n_steps, ring, stage, phase, CONSUMERS, STAGES
-        )
+        stage, phase = load_operands(a_desc, w_desc, i_m * BLOCK_M, i_n * BLOCK_N, n_steps, ring, stage, phase)
 
 
 @jit
-def _consume(
-    out_desc,
-    ring,
-    b_staging,
-    n_rows,
-    n_columns,
-    n_steps,
-    CONSUMER: gl.constexpr,
-    GROUP_M: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    STAGES: gl.constexpr,
-):
+def _consume(out_desc, b_staging, ring, sizes, CONSUMER: gl.constexpr, GROUP_M: gl.constexpr):
+    n_rows, n_columns, n_steps = sizes
+    CONSUMERS: gl.constexpr = ring[0].shape[0] // ring[1].shape[0]
     ROWS: gl.constexpr = ring[0].shape[1]
     BLOCK_N: gl.constexpr = ring[1].shape[1]
     WIDTH: gl.constexpr = b_staging.shape[2]
@@ -74,61 +55,39 @@ def _consume(
     phase = 0
     for i_tile in range(gl.program_id(0), n_rows * n_columns, gl.num_programs(0)):
         i_m, i_n = grouped_tile(i_tile, n_rows, n_columns, GROUP_M)
+        i_row = (i_m * CONSUMERS + CONSUMER) * ROWS
         b_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUT)
-        b_acc, stage, phase = multiply(b_acc, 0, n_steps, ring, stage, phase, CONSUMER, CONSUMERS, STAGES)
-        b_acc = finish(b_acc, ring, stage, STAGES)
-        slices = column_slices(b_acc.to(gl.bfloat16), BLOCK_N // WIDTH)
+        b_acc, stage, phase = multiply(b_acc, 0, n_steps, ring, stage, phase, CONSUMER)
+        b_out = column_slices(finish(b_acc, ring, stage).to(gl.bfloat16), BLOCK_N // WIDTH)
         for i in gl.static_range(BLOCK_N // WIDTH):
-            store_slice(
-                out_desc,
-                b_staging,
-                slices[i],
-                (i_m * CONSUMERS + CONSUMER) * ROWS,
-                i_n * BLOCK_N + i * WIDTH,
-                i,
-            )
+            store_slice(out_desc, b_staging, b_out[i], i_row, i_n * BLOCK_N + i * WIDTH, i)
     tma.store_wait(0)
 
 
+# fmt: off
 @jit(do_not_specialize=["n_rows", "n_columns", "n_steps"])
 def gluon_output_kernel(
-    a_desc,
-    w_desc,
-    out_desc,
-    n_rows,
-    n_columns,
-    n_steps,
-    BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr,
-    BLOCK_K: gl.constexpr,
-    STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr,
-    GROUP_M: gl.constexpr,
+    a_desc, w_desc, out_desc, n_rows, n_columns, n_steps,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr,
 ):
-    ROWS: gl.constexpr = BLOCK_M // CONSUMERS
     OPERAND: gl.constexpr = a_desc.layout
-    ring = make_ring(ROWS, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, OPERAND)
-    b_first = gl.allocate_shared_memory(out_desc.dtype, [2] + out_desc.block_shape, out_desc.layout)
+    ring = make_ring(BLOCK_M // CONSUMERS, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, OPERAND)
+    sizes = (n_rows, n_columns, n_steps)
+    b_first = make_staging(out_desc)
     if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (_consume, (out_desc, ring, b_first, n_rows, n_columns, n_steps, 0, GROUP_M, CONSUMERS, STAGES)),
-                (_produce, (a_desc, w_desc, ring, n_rows, n_columns, n_steps, GROUP_M, CONSUMERS, STAGES)),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )
+        gl.warp_specialize([
+            (_consume, (out_desc, b_first, ring, sizes, 0, GROUP_M)),
+            (_produce, (a_desc, w_desc, ring, sizes, GROUP_M)),
+        ], [1], [PRODUCER_REGISTERS])
     else:
-        b_second = gl.allocate_shared_memory(out_desc.dtype, [2] + out_desc.block_shape, out_desc.layout)
-        gl.warp_specialize(
-            [
-                (_consume, (out_desc, ring, b_first, n_rows, n_columns, n_steps, 0, GROUP_M, CONSUMERS, STAGES)),
-                (_consume, (out_desc, ring, b_second, n_rows, n_columns, n_steps, 1, GROUP_M, CONSUMERS, STAGES)),
-                (_produce, (a_desc, w_desc, ring, n_rows, n_columns, n_steps, GROUP_M, CONSUMERS, STAGES)),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )
+        b_second = make_staging(out_desc)
+        gl.warp_specialize([
+            (_consume, (out_desc, b_first, ring, sizes, 0, GROUP_M)),
+            (_consume, (out_desc, b_second, ring, sizes, 1, GROUP_M)),
+            (_produce, (a_desc, w_desc, ring, sizes, GROUP_M)),
+        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
+# fmt: on
 
 
 def operands_and_staging_fit_shared_memory(v: Values, case: WorkloadCase, limits: Limits) -> bool:

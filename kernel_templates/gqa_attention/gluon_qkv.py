@@ -24,6 +24,7 @@ from tilewright.kernel_templates.gqa_attention.gluon_gemm import (
     launch_options,
     load_operands,
     make_ring,
+    make_staging,
     multiply,
     product_layout,
     program_count,
@@ -89,13 +90,14 @@ def _normed(x, weight, eps):
 
 
 @jit
-def _tables(p_cos, p_sin, i_row, tokens, seq_len, table_batch_stride, ROWS: gl.constexpr, ROT_DIM: gl.constexpr):
+def _tables(rotary, i_row, ROWS: gl.constexpr, ROT_DIM: gl.constexpr):
     """Cosines of both halves, then sines of both: four [ROWS, ROT_DIM / 2]."""
+    p_cos, p_sin, tokens, seq_len, batch_stride = rotary
     HALF: gl.constexpr = ROT_DIM // 2
     LAYOUT: gl.constexpr = product_layout(HALF)
     # Rows past the end repeat the last token; the store clips what comes of them.
     o_m = gl.minimum(i_row + gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), tokens - 1)
-    o_row = (o_m // seq_len).to(gl.int64) * table_batch_stride + (o_m % seq_len) * ROT_DIM
+    o_row = (o_m // seq_len).to(gl.int64) * batch_stride + (o_m % seq_len) * ROT_DIM
     o = o_row.expand_dims(1) + gl.arange(0, HALF, gl.SliceLayout(0, LAYOUT)).expand_dims(0)
     return gl.load(p_cos + o), gl.load(p_cos + HALF + o), gl.load(p_sin + o), gl.load(p_sin + HALF + o)
 
@@ -109,49 +111,60 @@ def _rotated(left, right, tables):
 
 
 @jit
+def _select(i_column, q, k, v, Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr):
+    """Of three vectors over the features of their own weight, where the tile at i_column of all three begins."""
+    p = q + i_column
+    if i_column >= Q_WIDTH + KV_WIDTH:
+        p = v + (i_column - Q_WIDTH - KV_WIDTH)
+    elif i_column >= Q_WIDTH:
+        p = k + (i_column - Q_WIDTH)
+    return p
+
+
+@jit
 def _consume(
-    out_desc, vectors, ring, b_staging, n_rows, n_columns, n_steps, tokens, seq_len, table_batch_stride, eps,
-    CONSUMER: gl.constexpr, GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr, HEAD_DIM: gl.constexpr,
+    out_desc, b_staging, ring, sizes, biases, norms, rotary, eps,
+    CONSUMER: gl.constexpr, GROUP_M: gl.constexpr, Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr,
     ROT_DIM: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_NORM: gl.constexpr,
 ):  # fmt: skip
-    q_bias, k_bias, v_bias, q_norm, k_norm, p_cos, p_sin = vectors
+    n_rows, n_columns, n_steps = sizes
+    CONSUMERS: gl.constexpr = ring[0].shape[0] // ring[1].shape[0]
     ROWS: gl.constexpr = ring[0].shape[1]
     BLOCK_N: gl.constexpr = ring[1].shape[1]
+    HEAD_DIM: gl.constexpr = 2 * b_staging.shape[2]
     LAYOUT: gl.constexpr = product_layout(BLOCK_N)
+    # 64 rows of tables fit the registers beside the accumulator; 128 spill (98 stores in the SASS), so they come late.
+    EARLY: gl.constexpr = ROWS <= 64
     stage = 0
     phase = 0
     for i_tile in range(gl.program_id(0), n_rows * n_columns, gl.num_programs(0)):
         i_m, i_n = grouped_tile(i_tile, n_rows, n_columns, GROUP_M)
         i_row = (i_m * CONSUMERS + CONSUMER) * ROWS
         i_column = i_n * BLOCK_N
-        p_bias = q_bias + i_column
-        p_norm = q_norm
-        if i_column >= Q_WIDTH + KV_WIDTH:
-            p_bias = v_bias + (i_column - Q_WIDTH - KV_WIDTH)
-        elif i_column >= Q_WIDTH:
-            p_bias = k_bias + (i_column - Q_WIDTH)
-            p_norm = k_norm
         b_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUT)
         n_head = gl.maximum(n_steps - TAIL_STEPS, 0)
-        b_acc, stage, phase = multiply(b_acc, 0, n_head, ring, stage, phase, CONSUMER, CONSUMERS, STAGES)
+        b_acc, stage, phase = multiply(b_acc, 0, n_head, ring, stage, phase, CONSUMER)
         # What the epilogue reads is fetched before the last steps, which hide its latency.
         if HAS_NORM:
+            p_norm = norms[0]
+            if i_column >= Q_WIDTH:
+                p_norm = norms[1]
             b_norm = _per_column(p_norm, HEAD_DIM)
-        if ROT_DIM > 0:
-            tables = _tables(p_cos, p_sin, i_row, tokens, seq_len, table_batch_stride, ROWS, ROT_DIM)
+        if EARLY and ROT_DIM > 0:
+            tables = _tables(rotary, i_row, ROWS, ROT_DIM)
         if HAS_BIAS:
-            b_bias = _per_column(p_bias, BLOCK_N).to(gl.float32)
-            b_acc = warpgroup_mma_wait(0, deps=(b_acc,)) + b_bias
-        b_acc, stage, phase = multiply(b_acc, n_head, n_steps, ring, stage, phase, CONSUMER, CONSUMERS, STAGES)
-        b_acc = finish(b_acc, ring, stage, STAGES)
-        heads = column_slices(b_acc, BLOCK_N // HEAD_DIM)
+            p_bias = _select(i_column, biases[0], biases[1], biases[2], Q_WIDTH, KV_WIDTH)
+            b_acc = warpgroup_mma_wait(0, deps=(b_acc,)) + _per_column(p_bias, BLOCK_N).to(gl.float32)
+        b_acc, stage, phase = multiply(b_acc, n_head, n_steps, ring, stage, phase, CONSUMER)
+        heads = column_slices(finish(b_acc, ring, stage), BLOCK_N // HEAD_DIM)
         for i_h in gl.static_range(BLOCK_N // HEAD_DIM):
             x = _as_product(heads[i_h].to(gl.bfloat16))  # [ROWS, HEAD_DIM]
             left, right = _product_halves(x)
             if i_column < Q_WIDTH + KV_WIDTH:
                 if HAS_NORM:
                     left, right = _product_halves(_normed(x, b_norm, eps))
+                if not EARLY and ROT_DIM > 0:
+                    tables = _tables(rotary, i_row, ROWS, ROT_DIM)
                 if ROT_DIM == HEAD_DIM:
                     left, right = _rotated(left, right, tables)
                 elif ROT_DIM > 0:
@@ -164,12 +177,10 @@ def _consume(
 
 
 @jit
-def _produce(
-    a_desc, q_desc, k_desc, v_desc, ring, n_rows, n_columns, n_steps,
-    GROUP_M: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr,
-    Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr,
-):  # fmt: skip
-    BLOCK_M: gl.constexpr = ring[0].shape[1] * CONSUMERS
+def _produce(a_desc, w_descs, ring, sizes, GROUP_M: gl.constexpr, Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr):
+    q_desc, k_desc, v_desc = w_descs
+    n_rows, n_columns, n_steps = sizes
+    BLOCK_M: gl.constexpr = ring[0].shape[1] * (ring[0].shape[0] // ring[1].shape[0])
     BLOCK_N: gl.constexpr = ring[1].shape[1]
     stage = 0
     phase = 0
@@ -178,161 +189,47 @@ def _produce(
         i_row = i_m * BLOCK_M
         i_column = i_n * BLOCK_N
         if i_column < Q_WIDTH:
-            stage, phase = load_operands(
-                a_desc, q_desc, i_row, i_column, n_steps, ring, stage, phase, CONSUMERS, STAGES
-            )
+            stage, phase = load_operands(a_desc, q_desc, i_row, i_column, n_steps, ring, stage, phase)
         elif i_column < Q_WIDTH + KV_WIDTH:
-            stage, phase = load_operands(
-                a_desc, k_desc, i_row, i_column - Q_WIDTH, n_steps, ring, stage, phase, CONSUMERS, STAGES
-            )
+            stage, phase = load_operands(a_desc, k_desc, i_row, i_column - Q_WIDTH, n_steps, ring, stage, phase)
         else:
-            stage, phase = load_operands(
-                a_desc, v_desc, i_row, i_column - Q_WIDTH - KV_WIDTH, n_steps, ring, stage, phase, CONSUMERS, STAGES
-            )
+            i_feature = i_column - Q_WIDTH - KV_WIDTH
+            stage, phase = load_operands(a_desc, v_desc, i_row, i_feature, n_steps, ring, stage, phase)
 
 
+# fmt: off
 @jit(do_not_specialize=["n_rows", "n_columns", "n_steps", "tokens", "seq_len"])
 def gluon_qkv_kernel(
     a_desc, q_desc, k_desc, v_desc, out_desc, q_bias, k_bias, v_bias, q_norm, k_norm, p_cos, p_sin,
     n_rows, n_columns, n_steps, tokens, seq_len, table_batch_stride, eps,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, Q_WIDTH: gl.constexpr,
-    KV_WIDTH: gl.constexpr, HEAD_DIM: gl.constexpr, ROT_DIM: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_NORM: gl.constexpr,
-):  # fmt: skip
+    CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, Q_WIDTH: gl.constexpr, KV_WIDTH: gl.constexpr,
+    ROT_DIM: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_NORM: gl.constexpr,
+):
     OPERAND: gl.constexpr = a_desc.layout
     ring = make_ring(BLOCK_M // CONSUMERS, BLOCK_N, BLOCK_K, CONSUMERS, STAGES, OPERAND)
-    vectors = (q_bias, k_bias, v_bias, q_norm, k_norm, p_cos, p_sin)
-    b_first = gl.allocate_shared_memory(out_desc.dtype, [2] + out_desc.block_shape, out_desc.layout)
+    w_descs = (q_desc, k_desc, v_desc)
+    sizes = (n_rows, n_columns, n_steps)
+    biases = (q_bias, k_bias, v_bias)
+    norms = (q_norm, k_norm)
+    rotary = (p_cos, p_sin, tokens, seq_len, table_batch_stride)
+    b_first = make_staging(out_desc)
     if CONSUMERS == 1:
-        gl.warp_specialize(
-            [
-                (
-                    _consume,
-                    (
-                        out_desc,
-                        vectors,
-                        ring,
-                        b_first,
-                        n_rows,
-                        n_columns,
-                        n_steps,
-                        tokens,
-                        seq_len,
-                        table_batch_stride,
-                        eps,
-                        0,
-                        GROUP_M,
-                        CONSUMERS,
-                        STAGES,
-                        Q_WIDTH,
-                        KV_WIDTH,
-                        HEAD_DIM,
-                        ROT_DIM,
-                        HAS_BIAS,
-                        HAS_NORM,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        a_desc,
-                        q_desc,
-                        k_desc,
-                        v_desc,
-                        ring,
-                        n_rows,
-                        n_columns,
-                        n_steps,
-                        GROUP_M,
-                        CONSUMERS,
-                        STAGES,
-                        Q_WIDTH,
-                        KV_WIDTH,
-                    ),
-                ),
-            ],
-            [1],
-            [PRODUCER_REGISTERS],
-        )
+        gl.warp_specialize([
+            (_consume, (out_desc, b_first, ring, sizes, biases, norms, rotary, eps,
+                        0, GROUP_M, Q_WIDTH, KV_WIDTH, ROT_DIM, HAS_BIAS, HAS_NORM)),
+            (_produce, (a_desc, w_descs, ring, sizes, GROUP_M, Q_WIDTH, KV_WIDTH)),
+        ], [1], [PRODUCER_REGISTERS])
     else:
-        b_second = gl.allocate_shared_memory(out_desc.dtype, [2] + out_desc.block_shape, out_desc.layout)
-        gl.warp_specialize(
-            [
-                (
-                    _consume,
-                    (
-                        out_desc,
-                        vectors,
-                        ring,
-                        b_first,
-                        n_rows,
-                        n_columns,
-                        n_steps,
-                        tokens,
-                        seq_len,
-                        table_batch_stride,
-                        eps,
-                        0,
-                        GROUP_M,
-                        CONSUMERS,
-                        STAGES,
-                        Q_WIDTH,
-                        KV_WIDTH,
-                        HEAD_DIM,
-                        ROT_DIM,
-                        HAS_BIAS,
-                        HAS_NORM,
-                    ),
-                ),
-                (
-                    _consume,
-                    (
-                        out_desc,
-                        vectors,
-                        ring,
-                        b_second,
-                        n_rows,
-                        n_columns,
-                        n_steps,
-                        tokens,
-                        seq_len,
-                        table_batch_stride,
-                        eps,
-                        1,
-                        GROUP_M,
-                        CONSUMERS,
-                        STAGES,
-                        Q_WIDTH,
-                        KV_WIDTH,
-                        HEAD_DIM,
-                        ROT_DIM,
-                        HAS_BIAS,
-                        HAS_NORM,
-                    ),
-                ),
-                (
-                    _produce,
-                    (
-                        a_desc,
-                        q_desc,
-                        k_desc,
-                        v_desc,
-                        ring,
-                        n_rows,
-                        n_columns,
-                        n_steps,
-                        GROUP_M,
-                        CONSUMERS,
-                        STAGES,
-                        Q_WIDTH,
-                        KV_WIDTH,
-                    ),
-                ),
-            ],
-            [4, 1],
-            [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
-        )
+        b_second = make_staging(out_desc)
+        gl.warp_specialize([
+            (_consume, (out_desc, b_first, ring, sizes, biases, norms, rotary, eps,
+                        0, GROUP_M, Q_WIDTH, KV_WIDTH, ROT_DIM, HAS_BIAS, HAS_NORM)),
+            (_consume, (out_desc, b_second, ring, sizes, biases, norms, rotary, eps,
+                        1, GROUP_M, Q_WIDTH, KV_WIDTH, ROT_DIM, HAS_BIAS, HAS_NORM)),
+            (_produce, (a_desc, w_descs, ring, sizes, GROUP_M, Q_WIDTH, KV_WIDTH)),
+        ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
+# fmt: on
 
 
 def rotary_width(case: WorkloadCase) -> int:
@@ -382,7 +279,7 @@ def launch(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> No
         descriptor(out, tile_rows, case["head_dim"] // 2), *biases, *norms, *tables,
         n_rows, n_columns, -(-a.shape[1] // block_k), a.shape[0], case["seq_len"],
         0 if shared_table else tables[0].stride(0), float(tensors["rms_norm_eps"]) if has_norm else 0.0,
-        Q_WIDTH=case["q_out_features"], KV_WIDTH=case["kv_out_features"], HEAD_DIM=case["head_dim"], ROT_DIM=rot_dim,
+        Q_WIDTH=case["q_out_features"], KV_WIDTH=case["kv_out_features"], ROT_DIM=rot_dim,
         HAS_BIAS=has_bias, HAS_NORM=has_norm, **values, **launch_options(int(values["CONSUMERS"])),
     )  # fmt: skip
 
