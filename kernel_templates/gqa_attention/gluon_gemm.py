@@ -19,15 +19,12 @@ from tilewright.kernel_templates.base import Choice, Constraint, Limits, Values
 from tilewright.problem import WorkloadCase
 
 try:
-    from triton.experimental.gluon import constexpr_function, jit
+    from triton.experimental.gluon import constexpr_function
+    from triton.experimental.gluon import jit as jit
     from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import (
-        fence_async_shared,
-        mbarrier,
-        tma,
-        warpgroup_mma,
-        warpgroup_mma_wait,
-    )
+    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+    from triton.experimental.gluon.language.nvidia.hopper import tma as tma
+    from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     # Triton 3.9 has other names for these three, and keeps some of the old ones only to raise.
@@ -42,6 +39,7 @@ except ImportError:  # the kernels below are then never compiled
     def constexpr_function(function: Any) -> Any:
         return function
 
+    tma = warpgroup_mma_wait = None
     HAS_GLUON = False
 
 # Compiled and read at both ends; Gluon is experimental, so that later versions are absent until somebody looks.
@@ -139,7 +137,7 @@ def column_slices(x, N: gl.constexpr):
             split = ()
             for i in gl.static_range(len(slices)):
                 split = split + halves(slices[i])
-            slices = split
+            slices = split  # type: ignore[assignment]
     return slices
 
 
@@ -285,6 +283,7 @@ SHARED_CONSTRAINTS: tuple[Constraint, ...] = (
 
 def default(case: WorkloadCase, limits: Limits) -> Values:
     """Large tiles where they make several waves; a deep ring of smaller ones where tokens are few."""
-    shape = SHAPES[0] if token_count(case) >= 1024 else SHAPES[3]
+    tokens = token_count(case)
+    shape = (128, 256, 64, 4, 2) if tokens >= 1024 else (128, 128, 64, 6, 2) if tokens > 64 else (64, 128, 128, 4, 1)
     names = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "STAGES", "CONSUMERS")
     return {**dict(zip(names, shape, strict=True)), "GROUP_M": 8}

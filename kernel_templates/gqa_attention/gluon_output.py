@@ -1,7 +1,7 @@
 """output = context @ o_proj_weight^T on Hopper: the warp-specialised GEMM with a plain store."""
 
 from tilewright.kernel_templates.base import Limits, Run, Template, Tensors, Values
-from tilewright.kernel_templates.gqa_attention.gluon_gemm import (
+from tilewright.kernel_templates.gqa_attention.gluon_gemm import (  # type: ignore[attr-defined]  # `gl` is an alias of two modules
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
     SHARED_CONSTRAINTS,

@@ -6,7 +6,7 @@ the two halves that rotary pairing combines lie in one thread.
 """
 
 from tilewright.kernel_templates.base import Limits, Run, Template, Tensors, Values
-from tilewright.kernel_templates.gqa_attention.gluon_gemm import (
+from tilewright.kernel_templates.gqa_attention.gluon_gemm import (  # type: ignore[attr-defined]  # `gl` is an alias of two modules
     CONSUMER_REGISTERS,
     PRODUCER_REGISTERS,
     SHARED_CONSTRAINTS,
