@@ -1,0 +1,61 @@
+"""The Gluon projections: absent where they cannot run, small spaces, and kernels that compile for Hopper."""
+
+from dataclasses import replace
+from operator import attrgetter
+
+import pytest
+
+from tilewright.kernel_templates.base import Template
+from tilewright.kernel_templates.compile import compile_stage
+from tilewright.kernel_templates.device import INTERPRETER_LIMITS, named_limits
+from tilewright.kernel_templates.gqa_attention import gluon_output, gluon_qkv
+from tilewright.problem import load_problem, problem_names
+
+HOPPER = named_limits(90, 132)
+TEMPLATES = (gluon_qkv.TEMPLATE, gluon_output.TEMPLATE)
+CASES = ("b1s7", "b1s128", "b4s293", "b8s512")
+each_template = pytest.mark.parametrize("template", TEMPLATES, ids=attrgetter("name"))
+
+
+@each_template
+@pytest.mark.parametrize(
+    "limits",
+    [INTERPRETER_LIMITS, named_limits(80, 108), named_limits(100, 148), replace(HOPPER, triton=(3, 99))],
+    ids=["interpreter", "ampere", "blackwell", "unknown-triton"],
+)
+def test_absent_where_it_cannot_run(template: Template, limits: object) -> None:
+    case = load_problem().parse_case("b8s512")
+    assert template.valid_configs(case, limits) == []  # type: ignore[arg-type]
+
+
+@each_template
+@pytest.mark.parametrize("name", CASES)
+def test_space_is_small_and_holds_the_default(template: Template, name: str) -> None:
+    case = load_problem().parse_case(name)
+    configs = template.valid_configs(case, HOPPER)
+    assert template.default(case, HOPPER) in configs
+    assert len(configs) <= 60
+
+
+@each_template
+def test_absent_for_other_element_types(template: Template) -> None:
+    case = load_problem().with_dtype("float16").parse_case("b8s512")
+    assert template.valid_configs(case, HOPPER) == []
+
+
+@each_template
+@pytest.mark.parametrize("problem", problem_names())
+def test_default_compiles_within_shared_memory(template: Template, problem: str) -> None:
+    case = load_problem(problem).parse_case("b8s512")
+    (kernel,) = compile_stage(template, template.default(case, HOPPER), case, HOPPER)
+    assert kernel.shared_memory_bytes <= HOPPER.shared_memory_bytes
+
+
+@each_template
+def test_constraint_counts_at_least_the_shared_memory_that_is_used(template: Template) -> None:
+    case = load_problem().parse_case("b8s512")
+    tight = [v for v in template.valid_configs(case, HOPPER) if v["GROUP_M"] == 4]
+    for values in tight[:: max(1, len(tight) // 3)]:
+        (kernel,) = compile_stage(template, values, case, HOPPER)
+        smaller = replace(HOPPER, shared_memory_bytes=kernel.shared_memory_bytes - 1)
+        assert template.rejection(values, case, smaller) is not None
