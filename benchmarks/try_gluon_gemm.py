@@ -71,9 +71,9 @@ def child(index: int) -> None:
         try:
             answer |= measured(stage, dict(zip(SHAPE, shape, strict=True)), name)
         except Exception as error:
-            answer["error"] = f"{type(error).__name__}: {error}"[:600]
+            answer["failed"] = f"{type(error).__name__}: {error}"[:600]
         print(json.dumps(answer), flush=True)
-        if "error" in answer:
+        if "failed" in answer:
             sys.exit(1)
 
 

@@ -8,6 +8,8 @@ from tilewright.kernel_templates.families import Family
 from tilewright.kernel_templates.gqa_attention import (
     baselines,
     flash_attention,
+    gluon_output,
+    gluon_qkv,
     library_attention,
     library_gemm,
     norm_rope,
@@ -28,6 +30,8 @@ TEMPLATES = (
     flash_attention.TEMPLATE,
     library_gemm.OUTPUT,
     output_projection.TEMPLATE,
+    gluon_qkv.TEMPLATE,
+    gluon_output.TEMPLATE,
 )
 FAMILY = Family(
     Registry(TEMPLATES), reference.OPS, baselines.BASELINES, final_baselines=("torch_compile", "cublas_cudnn")
