@@ -174,8 +174,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo(str(error) or "interrupted", err=True)
-        return getattr(error, "exit_code", 130)
+        cause = error.__cause__ or error  # click turns an interrupt into an Abort
+        click.echo(str(cause) or "interrupted", err=True)
+        return int(getattr(cause, "exit_code", 130))
     except TilewrightError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code

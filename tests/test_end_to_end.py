@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,40 @@ def test_tuned_once_then_shown_and_served(problem: str, tmp_path: Path) -> None:
     served = json.loads(command("-c", DISPATCH, problem, "b2s7", database=database).stdout)
     assert served["grade"] in ("exact", "compatible")
     assert served["error"] < 0.02
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_tune_with_its_code_and_everything_stored(number: signal.Signals, tmp_path: Path) -> None:
+    database = tmp_path / "cut.sqlite"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src"), "TILEWRIGHT_DB": str(database)}
+    tune = [sys.executable, "-m", "tilewright.cli", "tune", "--device", "interpret", "--effort", "full"]
+    process = subprocess.Popen(tune, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    assert process.stderr is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and _stored(database) < 3:
+        time.sleep(0.2)
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, said
+    assert "Traceback" not in said
+    assert _stored(database) >= 3
+    with sqlite3.connect(database) as connection:
+        assert connection.execute("select status from runs").fetchall() == [("interrupted",)]
+        assert connection.execute("pragma integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def _stored(database: Path) -> int:
+    """Trials that are in the file by now."""
+    if not database.exists():
+        return 0
+    connection = sqlite3.connect(database)
+    try:
+        return int(connection.execute("select count(*) from trials").fetchone()[0])
+    except sqlite3.OperationalError:
+        return 0
+    finally:
+        connection.close()
 
 
 def test_dry_run_touches_nothing(tmp_path: Path) -> None:
