@@ -38,7 +38,7 @@ class CompileLimit:
     def limit_s(self) -> float:
         if len(self.seconds) < LEARNED_FROM:
             return FIRST_LIMIT_S
-        return max(LEAST_LIMIT_S, quantiles(self.seconds[:LEARNED_FROM], n=10)[-1])
+        return min(FIRST_LIMIT_S, max(LEAST_LIMIT_S, quantiles(self.seconds[:LEARNED_FROM], n=10)[-1]))
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,20 @@
 """A problem of one op whose template does what its config says: right, wrong, or something that ends a process.
 
 Children import it by the hook `faulty:register`; `faulty:lying_timer` replaces the timer by one that says what the
-config says.
+config says, `faulty:compile_faults` makes compiling do what a launch would.
 """
 
 import ctypes
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from tilewright.kernel_templates import compile
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Value, Values
 from tilewright.kernel_templates.families import Family, register_family
 from tilewright.kernel_templates.plan import FusionPlan, Registry, Stage
@@ -20,6 +22,7 @@ from tilewright.problem import Op, Problem, TensorSpec, WorkloadCase
 from tilewright.search import measure
 
 HOOK = "faulty:register"
+COMPILE_FAULTS = "faulty:compile_faults"
 LYING_TIMER = "faulty:lying_timer"
 TIMES: Mapping[str, Any] = {
     "nan_time": float("nan"),
@@ -159,6 +162,20 @@ class LyingTimer(measure.HostTimer):
     def _lie(self, each: Any) -> Any:
         super().sample([each])
         return TIMES.get(CALLS[-1], 10.0)
+
+
+def compile_faults() -> None:
+    register()
+    compile.compile_stage = _compile_stage
+
+
+def _compile_stage(template: Template, values: Values, case: WorkloadCase, limits: Limits) -> list[Any]:
+    fault = str(values["FAULT"])
+    if fault == "endless":
+        subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # as the assembler that Triton calls
+    if fault in ACTS:
+        ACTS[fault](torch.zeros(2), torch.zeros(2))
+    return []
 
 
 def a_case(n: int = 16) -> WorkloadCase:

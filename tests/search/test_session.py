@@ -13,6 +13,7 @@ from pathlib import Path
 import faulty
 import psutil
 import pytest
+from child_processes import children, environment, gone
 from toys import EFFORT, MemoryStore, a_context
 
 from tilewright.db.rows import Status
@@ -21,7 +22,6 @@ from tilewright.search.outcome import FinalEntry, MeasureOptions, TrialOutcome
 from tilewright.search.session import DeviceSession
 from tilewright.search.tune import Tuner
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 OPTIONS = MeasureOptions()
 CASE = faulty.a_case()
 
@@ -36,24 +36,6 @@ def session() -> Iterator[DeviceSession]:
 
 def evaluate(session: DeviceSession, fault: str = "none", limit_s: float = 20.0) -> TrialOutcome:
     return session.evaluate(CASE, faulty.stage(fault), OPTIONS, run_limit_s=limit_s, compile_limit_s=limit_s)
-
-
-def children() -> set[int]:
-    """Live children of this process, other than the tracker that multiprocessing keeps."""
-    return {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline())
-    }
-
-
-def gone(pid: int, within_s: float) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.mark.parametrize(
@@ -193,7 +175,7 @@ def test_user_start_method_is_untouched() -> None:
         "    with DeviceSession('interpret') as s: print(s.describe().environment.kind, m.get_start_method())\n"
         "if __name__ == '__main__': main()\n"
     )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=_environment())
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
     assert answer.stdout.split() == ["interpret", "fork"], answer.stderr
 
 
@@ -208,15 +190,11 @@ if __name__ == "__main__":
 """
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / ".src"), str(ROOT / "tests")])}
-
-
 def _parent(tmp_path: Path, seconds: float) -> tuple["subprocess.Popen[str]", int]:
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
     command = [sys.executable, str(script), faulty.HOOK, str(seconds)]
-    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=_environment())
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     assert parent.stdout is not None
     return parent, int(parent.stdout.readline())
 
