@@ -21,9 +21,9 @@ from tilewright.kernel_templates.plan import Stage
 from tilewright.problem import WorkloadCase
 from tilewright.search.context import Compiled
 from tilewright.search.outcome import Facts
-from tilewright.search.processes import end_tree, how_it_ended, settle
+from tilewright.search.processes import end_tree, how_it_ended, settle, start
 
-READY = "ready"
+READY, BEGUN = "ready", "begun"
 START_LIMIT_S = 180.0  # of a process until it can compile; no candidate pays for it
 FIRST_LIMIT_S, LEAST_LIMIT_S, LEARNED_FROM = 60.0, 15.0, 20
 
@@ -57,6 +57,7 @@ class _Child:
     begun_s: float
     job: Job | None = None
     ready: bool = False
+    begun: bool = False  # it has read its job
 
 
 class PooledCompiler:
@@ -133,19 +134,23 @@ class PooledCompiler:
             except OSError:  # it was killed while it had nothing to do: another takes the job
                 self._end(child)
                 continue
-            child.job, child.begun_s = self._waiting.popleft(), time.monotonic()
+            child.job, child.begun, child.begun_s = self._waiting.popleft(), False, time.monotonic()
 
     def _take(self, child: _Child) -> None:
         assert child.job is not None
         try:
             answer: Compiled | str = child.connection.recv()
         except (EOFError, ConnectionResetError):
+            if child.ready and not child.begun:  # its pipe took the job, but it was ended while it had nothing to do
+                self._waiting.appendleft(child.job)
+                self._end(child)
+                return
             doing = "" if child.ready else " before it could compile"
             how = how_it_ended(child.process)
             self._replace(child, Compiled(Status.CRASHED, f"the compiler died{doing} ({how})"))
             return
         if isinstance(answer, str):
-            child.ready, child.begun_s = True, time.monotonic()
+            child.ready, child.begun, child.begun_s = True, answer == BEGUN, time.monotonic()
             return
         if answer.seconds is not None and answer.status is Status.OK:
             self._limit.seconds.append(answer.seconds)
@@ -166,7 +171,7 @@ class PooledCompiler:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=child_main, args=(theirs, *self._arguments), daemon=True)
-        process.start()
+        start(process, interpret=False)
         theirs.close()
         child = _Child(process, ours, time.monotonic())
         self._children.append(child)
@@ -175,7 +180,7 @@ class PooledCompiler:
 
 def child_main(connection: Connection, family: str, limits: Limits, hooks: tuple[str, ...], parent: int) -> None:
     """Entry point of a compiling process; it never touches a device."""
-    settle(hooks, parent=parent, interpret=False)
+    settle(hooks, parent=parent)
     os.nice(5)
     from tilewright.kernel_templates.families import load_family
 
@@ -186,6 +191,7 @@ def child_main(connection: Connection, family: str, limits: Limits, hooks: tuple
             stage, case = connection.recv()
         except EOFError:
             return
+        connection.send(BEGUN)
         connection.send(compile_one(family, stage, case, limits))
 
 

@@ -16,7 +16,7 @@ from tilewright.problem import WorkloadCase
 from tilewright.search import worker
 from tilewright.search.final import MIN_ROUNDS
 from tilewright.search.outcome import Candidate, FinalEntry, FinalSamples, MeasureOptions, TrialOutcome
-from tilewright.search.processes import end_tree, how_it_ended
+from tilewright.search.processes import end_tree, how_it_ended, start
 
 if TYPE_CHECKING:
     from tilewright.kernel_templates.plan import FusionPlan
@@ -208,7 +208,7 @@ class DeviceSession:
         ours, theirs = context.Pipe()
         arguments = (theirs, self.device, self._hooks, os.getpid())
         self._process = context.Process(target=worker.main, args=arguments, daemon=False)
-        self._process.start()
+        start(self._process, interpret=self.device == "interpret")
         theirs.close()
         # Python waits for its children before it ends, and this one waits for us: without this, a session that was
         # never closed would keep the program alive.

@@ -28,7 +28,7 @@ class Reply:
 
 def main(connection: Connection, device: str, hooks: tuple[str, ...], parent: int) -> None:
     """Entry point of the spawned process."""
-    settle(hooks, parent=parent, interpret=device == "interpret")
+    settle(hooks, parent=parent)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         desk = Desk(connection, device)
         while True:

@@ -3,9 +3,11 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +69,20 @@ def writes_beside_its_output(tensors: dict[str, Any]) -> None:
     torch.as_strided(output, (1,), (1,), output.storage_offset() + output.numel()).fill_(3.0)
 
 
+def talks(tensors: dict[str, Any]) -> None:
+    """Through Python's stdout and past it, as a compiler does."""
+    right(tensors)
+    print("talk of python", flush=True)
+    os.write(1, b"talk of C\n")
+
+
+def waits_for_a_process(tensors: dict[str, Any]) -> None:
+    """As a compiler waits for ptxas; the file that the environment variable names tells both process numbers."""
+    started = subprocess.Popen(["sleep", "300"])
+    Path(os.environ["BUSY_PIDS"]).write_text(f"{os.getpid()} {started.pid}\n")
+    started.wait()
+
+
 def writes_nothing(tensors: dict[str, Any]) -> None:
     pass
 
@@ -75,7 +91,7 @@ EFFECTS: dict[str, Effect] = {
     effect.__name__: effect
     for effect in (
         right, endless, aborts, segfaults, exits, is_killed, runs_out_of_memory, faults, raises, changes_its_input,
-        writes_beside_its_output, writes_nothing,
+        writes_beside_its_output, writes_nothing, talks, waits_for_a_process,
     )
 }  # fmt: skip
 
