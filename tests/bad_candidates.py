@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from tilewright.kernel_templates.base import Template
+from tilewright.kernel_templates.base import Limits, Template
 from tilewright.kernel_templates.families import load_family
 from tilewright.problem import WorkloadCase
 
@@ -142,3 +142,15 @@ def install_bad_timer() -> None:
     values = {"nan": float("nan"), "none": None, "zero": 0.0, "negative": -1.0, "infinite": float("inf")}
     value = values[os.environ["FAULTY_TIME"]]
     measure.make_timer = lambda device, options: BadTimer(value)
+
+
+def install_bad_compiler() -> None:
+    """In a compiling process: what a stage's compile does is named by its template."""
+    from tilewright.kernel_templates import compile as compiling
+
+    def compile_stage(template: Template, values: Any, case: WorkloadCase, limits: Limits) -> list[Any]:
+        EFFECTS.get(template.name, right if template.name == "right" else writes_nothing)({})
+        return []
+
+    install()
+    compiling.compile_stage = compile_stage
