@@ -172,7 +172,9 @@ def compile_faults() -> None:
 def _compile_stage(template: Template, values: Values, case: WorkloadCase, limits: Limits) -> list[Any]:
     fault = str(values["FAULT"])
     if fault == "endless":
-        subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # as the assembler that Triton calls
+        subprocess.Popen(
+            ["sleep", "30"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )  # as the assembler that Triton calls
     if fault in ACTS:
         ACTS[fault](torch.zeros(2), torch.zeros(2))
     return []
