@@ -192,8 +192,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
-        click.echo(str(error) or "interrupted", err=True)
-        return getattr(error, "exit_code", 130)
+        stopped = error.__cause__ or error  # click puts its own in place of ours, which knows the signal
+        click.echo(str(stopped) or "interrupted", err=True)
+        return getattr(stopped, "exit_code", 130)
     except TilewrightError as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
