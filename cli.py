@@ -157,6 +157,24 @@ def space(
         emit("\n\n".join(report.text() for report in reports), as_json=False)
 
 
+@cli.command()
+@device_option
+@json_option
+def selftest(device: str, as_json: bool) -> None:
+    """Show that wrong kernels are caught, faults cost only themselves and, on a GPU, that times repeat.
+
+    \b
+    Example: tilewright selftest --device interpret
+    """
+    from tilewright.search.selftest import run_selftest
+
+    found = run_selftest(device, say if as_json else click.echo)
+    if as_json:
+        emit(found, as_json=True)
+    if not found["passed"]:
+        raise SystemExit(1)
+
+
 for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export):
     cli.add_command(command)
 

@@ -13,20 +13,19 @@ import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 from tilewright.problem import WorkloadCase, load_problem
-from tilewright.search.final import decide, ratio_interval
-from tilewright.search.outcome import FinalEntry, MeasureOptions
+from tilewright.search.final import ratio_interval
+from tilewright.search.outcome import FinalEntry
 from tilewright.search.progress import Silent
+from tilewright.search.repeatability import OPTIONS, noise_floor, twins
 from tilewright.search.run import TuneRequest, environment_json, run_tune
 from tilewright.search.session import DeviceSession
 from tilewright.search.worker import Desk
-
-OPTIONS = MeasureOptions(min_samples=10, max_samples=20, budget_ms=20)
 
 
 class Unwatched(Silent):
@@ -69,31 +68,6 @@ def isolation(session: DeviceSession, case: WorkloadCase, limits: Any) -> dict[s
             run(stage)
         seconds[name] = (time.perf_counter() - begun) / len(stages)
     return {**seconds, "ratio": seconds["worker"] / seconds["in_process"]}
-
-
-def twins(session: DeviceSession, case: WorkloadCase, plan: FusionPlan, count: int) -> dict[str, Any]:
-    """Finals of one plan against itself: either may be called faster, and neither should be."""
-    different, ratios = 0, []
-    entries = [FinalEntry("a", plan, "default"), FinalEntry("b", plan, "candidate")]
-    exchanged = [FinalEntry("b", plan, "default"), FinalEntry("a", plan, "candidate")]
-    for seed in range(count):
-        samples = session.final(case, entries, rounds=40, options=OPTIONS, time_budget_s=20, seed=seed)
-        ratio = ratio_interval(samples.rounds["b"], samples.rounds["a"])
-        ratios.append(ratio.median)
-        different += decide(entries, samples).winner == "b" or decide(exchanged, samples).winner == "a"
-    return {
-        "case": case.name,
-        "finals": count,
-        "called_different": different,
-        "worst_ratio": max(ratios, key=lambda r: abs(r - 1)),
-    }
-
-
-def noise_floor(session: DeviceSession, case: WorkloadCase, plan: FusionPlan, count: int = 20) -> dict[str, Any]:
-    """Interquartile range of repeated medians over their median."""
-    medians = [median(session.evaluate(case, plan, OPTIONS, run_limit_s=30).samples_us) for _ in range(count)]
-    first, middle, third = quantiles(medians, n=4)
-    return {"case": case.name, "median_us": middle, "iqr_percent": 100 * (third - first) / middle}
 
 
 def repeated_tunes(

@@ -42,3 +42,9 @@ def load_family(name: str) -> Family:
     family = module.FAMILY
     assert isinstance(family, Family)
     return family
+
+
+def seeded_module(name: str) -> str:
+    """The module of a family's seeded faults: SEEDED, CONTROLS, plan_with, and the hook `register`."""
+    load_family(name)
+    return f"{FAMILIES[name]}.seeded_wrong"

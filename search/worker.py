@@ -219,7 +219,7 @@ def classify(error: Exception) -> tuple[Status, str]:
         return Status.CRASHED, reason
     if name == "OutOfResources" or "out of resource" in text:
         return Status.OUT_OF_RESOURCES, reason
-    if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in text:
+    if name in ("OutOfMemoryError", "MemoryError") or "out of memory" in text or "can't allocate memory" in text:
         return Status.OUT_OF_RESOURCES, f"device out of memory: {text}"
     if name == "AcceleratorError":
         return Status.CRASHED, reason

@@ -117,8 +117,9 @@ ACTS: Mapping[str, Any] = {
 
 
 def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
-    """At one row nothing is right."""
-    return (Choice("FAULT", ("raises", "wrong", "nan_time") if case["n"] == 1 else ("none", *FAULTS)),)
+    """At one row nothing is right, at two some times are none."""
+    few = {1: ("raises", "wrong", "nan_time"), 2: ("none", "late", "nan_time", "none_time", "zero_time")}
+    return (Choice("FAULT", few.get(case["n"], ("none", *FAULTS))),)
 
 
 def default(case: WorkloadCase, limits: Limits) -> Mapping[str, Value]:

@@ -69,7 +69,7 @@ def test_version_and_help_end_with_0(capsys: pytest.CaptureFixture[str]) -> None
     assert "tune" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["tune", "bench", "lookup", "results", "doctor", "export"])
+@pytest.mark.parametrize("command", ["tune", "bench", "lookup", "results", "doctor", "export", "selftest"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([command, "--help"]) == 0
     assert "Usage: tilewright" in capsys.readouterr().out

@@ -10,8 +10,9 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from tilewright.kernel_templates import seeded_faults
 from tilewright.kernel_templates.base import Limits, Run, Scratch, Template, Tensors, Values, no_scratch
-from tilewright.kernel_templates.families import Family
+from tilewright.kernel_templates.families import Family, register_family
 from tilewright.kernel_templates.gqa_attention import reference
 from tilewright.kernel_templates.plan import FusionPlan, Registry, Stage
 from tilewright.kernel_templates.reference import ReferenceOps, run_ops
@@ -274,7 +275,13 @@ SEEDED: tuple[Seeded, ...] = (
 )
 # The same machinery with nothing wrong: rejected, it would prove the gate wrong and not the candidates.
 CONTROLS = tuple(_template(f"true_{op}", (op,)) for op in reference.OPS)
-FAMILY = Family(Registry((*CONTROLS, *(seeded.template for seeded in SEEDED))), reference.OPS, baselines={})
+HARMFUL = tuple(seeded_faults.template(fault, ("output_projection",), "output") for fault in seeded_faults.FAULTS)
+FAMILY = Family(Registry((*CONTROLS, *(seeded.template for seeded in SEEDED), *HARMFUL)), reference.OPS, baselines={})
+
+
+def register() -> None:
+    """In this process the family's name stands for these."""
+    register_family("gqa_attention", __name__)
 
 
 def plan_with(template: Template, case: WorkloadCase) -> FusionPlan:

@@ -166,6 +166,16 @@ def test_every_candidate_failing_makes_no_record_and_keeps_every_trial(session: 
     assert all(row.reason and row.median_us is None for row in store.trials)
 
 
+def test_invalid_times_leave_the_best_to_the_others(session: DeviceSession) -> None:
+    store, _ = tune(session, 2)
+    stages = {row.config["FAULT"]: row for row in store.trials if row.template}
+    bad = {name for name, row in stages.items() if row.status is Status.INVALID_TIME}
+    assert bad == {"nan_time", "none_time", "zero_time"}
+    assert all(stages[name].reason.startswith("the timer gave") for name in bad)
+    [record] = store.records.values()
+    assert record.plan == faulty.plan("none").to_json()
+
+
 def test_user_start_method_is_untouched() -> None:
     code = (
         "import multiprocessing as m\n"
