@@ -138,17 +138,10 @@ def product_layout(columns):
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
-@constexpr_function
-def matrix_layout():
-    """Rows of 16-bit elements as wgmma reads them: panels of 64 columns, swizzled over 128 bytes."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-
-
 @jit
 def as_matrix(b_tile):
-    """A [1, tokens, heads, D] shared tile as [tokens * heads, D]; bytes stay where they are."""
-    R: gl.constexpr = b_tile.shape[1] * b_tile.shape[2]
-    return b_tile._reinterpret(b_tile.dtype, [R, b_tile.shape[3]], matrix_layout())
+    """A [1, tokens, heads, D] shared tile as [tokens * heads, D]."""
+    return b_tile.reshape([b_tile.shape[1] * b_tile.shape[2], b_tile.shape[3]])
 
 
 @jit
@@ -332,14 +325,14 @@ def consume(
             slot = k_slot
             parity = k_parity
 
-        mbarrier.arrive(q_empty.index(CONSUMER), count=1)
+        leave(q_empty.index(CONSUMER))
         mbarrier.wait(v_full.index(slot), parity)
         b_o = warpgroup_mma(b_w, as_matrix(b_vs.index(slot)), b_o, is_async=True)
         b_o = warpgroup_mma_wait(0, deps=(b_o,))
         leave(v_empty.index(slot))
         slot, parity = next_slot(slot, parity, STAGES)
 
-        b_o = b_o / gl.expand_dims(gl.convert_layout(b_l, gl.SliceLayout(1, OUTPUT)), 1)
+        b_o = b_o * gl.expand_dims(gl.convert_layout(1.0 / b_l, gl.SliceLayout(1, OUTPUT)), 1)
         tma.store_wait(0)
         thread_barrier()  # the other threads learn of the issuing thread's wait
         as_matrix(b_out).store(b_o.to(b_qs.dtype))
