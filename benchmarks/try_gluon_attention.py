@@ -89,9 +89,10 @@ def _relay(child: "subprocess.Popen[str]", deadline: float) -> None:
 
 def child(i: int) -> None:
     """Compiles, waits for its turn, then checks every case and times the larger ones."""
+    from gluon_attention import TEMPLATE
+
     from tilewright.kernel_templates.compile import compile_stage
     from tilewright.kernel_templates.device import named_limits
-    from tilewright.kernel_templates.gqa_attention.gluon_attention import TEMPLATE
     from tilewright.problem import load_problem
 
     values: dict[str, Any] = dict(zip(NAMES, CONFIGS[i], strict=True))
@@ -110,9 +111,9 @@ def child(i: int) -> None:
 
 def one_case(case: Any, values: dict[str, Any], timed: bool) -> dict[str, Any]:
     import torch
+    from gluon_attention import launch
 
     from tilewright.kernel_templates.base import run_kernel
-    from tilewright.kernel_templates.gqa_attention.gluon_attention import launch
 
     batch, seq_len, dim = case["batch_size"], case["seq_len"], case["head_dim"]
     heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]

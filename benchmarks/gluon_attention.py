@@ -1,5 +1,7 @@
 """Warp-specialised causal attention for Hopper in Gluon: qkv [B, S, (Hq + 2 Hkv) * D] -> context [B, S, Hq * D].
 
+Not registered: no GPU has run it yet. `try_gluon_attention.py` is its trial; it moves to the templates once it has passed.
+
 One producer warp fills rings of key and value tiles by TMA, from the diagonal down to the first key; two consumer
 warpgroups each own 64 query rows (HEADS_PER_TILE heads of a group at 64 / HEADS_PER_TILE tokens). A consumer issues
 the scores of its next tile before the product of its current weights with the values, and computes the next softmax
