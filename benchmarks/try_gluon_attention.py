@@ -68,7 +68,8 @@ def _start(i: int) -> "subprocess.Popen[str]":
 def _relay(child: "subprocess.Popen[str]", deadline: float) -> None:
     """Lets the child go, and prints its lines as they come until it ends or the deadline passes."""
     lines: Queue[str | None] = Queue()
-    assert child.stdin is not None and child.stdout is not None
+    assert child.stdin is not None
+    assert child.stdout is not None
 
     def read() -> None:
         assert child.stdout is not None
