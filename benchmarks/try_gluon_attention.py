@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from queue import Empty, Queue
 from statistics import median
 from typing import Any
@@ -68,16 +69,14 @@ def _start(i: int) -> "subprocess.Popen[str]":
 def _relay(child: "subprocess.Popen[str]", deadline: float) -> None:
     """Lets the child go, and prints its lines as they come until it ends or the deadline passes."""
     lines: Queue[str | None] = Queue()
-    assert child.stdin is not None
-    assert child.stdout is not None
 
     def read() -> None:
-        assert child.stdout is not None
-        for line in child.stdout:
+        for line in child.stdout or ():
             lines.put(line)
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+    assert child.stdin is not None
     try:
         child.stdin.write("go\n")
         child.stdin.flush()
@@ -90,10 +89,9 @@ def _relay(child: "subprocess.Popen[str]", deadline: float) -> None:
 
 def child(i: int) -> None:
     """Compiles, waits for its turn, then checks every case and times the larger ones."""
-    from gluon_attention import TEMPLATE
-
     from tilewright.kernel_templates.compile import compile_stage
     from tilewright.kernel_templates.device import named_limits
+    from gluon_attention import TEMPLATE
     from tilewright.problem import load_problem
 
     values: dict[str, Any] = dict(zip(NAMES, CONFIGS[i], strict=True))
@@ -112,9 +110,9 @@ def child(i: int) -> None:
 
 def one_case(case: Any, values: dict[str, Any], timed: bool) -> dict[str, Any]:
     import torch
-    from gluon_attention import launch
 
     from tilewright.kernel_templates.base import run_kernel
+    from gluon_attention import launch
 
     batch, seq_len, dim = case["batch_size"], case["seq_len"], case["head_dim"]
     heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]
@@ -135,17 +133,18 @@ def one_case(case: Any, values: dict[str, Any], timed: bool) -> dict[str, Any]:
     theirs = libraries[next(iter(libraries))](q, k, v).transpose(1, 2).flatten(2).float()
     error, their_error = (float((x - expected).norm() / expected.norm()) for x in (got, theirs))
     stray = int((~around.isnan()).sum()) - context.numel()
-    again = context.clone()
+    first = context.clone()
     ours()
+    repeatable = bool(torch.equal(first, context))
     result: dict[str, Any] = {
-        "case": f"b{batch}s{seq_len}", "ok": error <= 2 * their_error and stray == 0 and bool(torch.equal(again, context)),
+        "case": f"b{batch}s{seq_len}", "ok": error <= 2 * their_error and stray == 0 and repeatable,
         "error": float(f"{error:.3g}"), "error_ratio": round(error / max(their_error, 1e-12), 3),
         "worst": float(f"{float((got - expected).abs().max()):.3g}"), "stray_writes": stray,
-        "nan": int(got.isnan().sum()), "repeatable": bool(torch.equal(again, context)),
+        "nan": int(got.isnan().sum()), "repeatable": repeatable,
     }  # fmt: skip
     if timed and result["nan"] == 0:
         run: dict[str, Callable[[], Any]] = {"ours": ours}
-        run |= {name: lambda op=op: op(q, k, v) for name, op in libraries.items()}
+        run |= {name: partial(op, q, k, v) for name, op in libraries.items()}
         for name, median_us in times_us(run).items():
             result[f"{name}_us"] = round(median_us, 1)
             result[f"{name}_tflops"] = round(2 * batch * seq_len**2 * heads * dim / median_us / 1e6, 1)
@@ -193,12 +192,13 @@ def times_us(runs: dict[str, Callable[[], Any]]) -> dict[str, float]:
     import torch
 
     graphs = dict(captured(runs))
+    event: Callable[..., Any] = torch.cuda.Event
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     events: dict[str, list[Any]] = {name: [] for name in graphs}
     for _ in range(ROUNDS + 2):
         for name, graph in graphs.items():
             flush.zero_()
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin, end = (event(enable_timing=True) for _ in range(2))
             begin.record()
             graph.replay()
             end.record()
