@@ -13,6 +13,12 @@ def normalised_gpu_name(name: str) -> str:
     return re.sub(r"[\s_]+", " ", name).strip()
 
 
+def mig_slice(name: str) -> str:
+    """The slice that a reported GPU name carries, such as 1g.18gb; empty for a whole card."""
+    found = re.search(r"\bMIG (\S+)", name)
+    return found.group(1) if found else ""
+
+
 @dataclass(frozen=True)
 class Environment:
     """Where a trial ran. The first block is its identity; the second is kept beside it."""

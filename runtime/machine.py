@@ -1,11 +1,10 @@
 """The device that a call runs on, as an environment to look records up by and as limits to check plans against."""
 
-import re
 from dataclasses import dataclass
 
 import torch
 
-from tilewright.db.environment import Environment
+from tilewright.db.environment import Environment, mig_slice
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.device import (
@@ -66,7 +65,6 @@ def _describe(kind: str, index: int) -> Machine:
 
 def environment_of(facts: DeviceFacts) -> Environment:
     """Without driver and clocks, which need NVML: serving does not load it, and empty fields are not compared."""
-    mig = re.search(r"\bMIG (\S+)", facts.gpu_name)
     return Environment(
         kind=facts.kind,
         gpu_name=facts.gpu_name,
@@ -74,7 +72,7 @@ def environment_of(facts: DeviceFacts) -> Environment:
         memory_bytes=facts.memory_bytes,
         capability=facts.capability,
         triton=facts.triton,
-        mig=mig.group(1) if mig else "",
+        mig=mig_slice(facts.gpu_name),
         torch=facts.torch,
         cuda=facts.cuda,
     )

@@ -1,6 +1,5 @@
 """The device in the worker's hands: identity, limits, clocks, ceilings, and what disturbs it. Imports torch."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pynvml
 import torch
 
-from tilewright.db.environment import Environment
+from tilewright.db.environment import Environment, mig_slice
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.device import INTERPRETER_LIMITS, cuda_facts, cuda_limits, interpreter_facts
 from tilewright.problem import Ceilings
@@ -50,7 +49,6 @@ def describe(name: str) -> Described:
     index = torch.device(name).index or 0
     facts = cuda_facts(index)
     ceilings = measure_ceilings(torch.device(name))
-    mig = re.search(r"\bMIG (\S+)", facts.gpu_name)
     environment = Environment(
         kind=facts.kind,
         gpu_name=facts.gpu_name,
@@ -58,7 +56,7 @@ def describe(name: str) -> Described:
         memory_bytes=facts.memory_bytes,
         capability=facts.capability,
         triton=facts.triton,
-        mig=mig.group(1) if mig else "",
+        mig=mig_slice(facts.gpu_name),
         torch=facts.torch,
         cuda=facts.cuda,
         peak_flops_per_s=ceilings.flops_per_s,
