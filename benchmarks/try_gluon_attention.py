@@ -24,7 +24,7 @@ ROUNDS = 20
 FLUSH_BYTES = 256 << 20
 GUARD = 1 << 16  # elements of NaN before and behind each tensor
 
-NAMES = ("BLOCK_N", "STAGES", "HEADS_PER_TILE", "PING_PONG", "PERSISTENT")
+NAMES = ("BLOCK_N", "STAGES", "HEADS_PER_TILE", "PING_PONG", "PDL")
 # Cases (batch, seq_len) to check; the last three are too small to be worth a timing.
 TIMED = ((2, 2048), (8, 512), (4, 293), (1, 128))
 CHECKED = ((2, 67), (3, 1), (2, 1000))
@@ -91,7 +91,7 @@ def child(i: int) -> None:
     """Compiles, waits for its turn, then checks every case and times the larger ones."""
     from tilewright.kernel_templates.compile import compile_stage
     from tilewright.kernel_templates.device import named_limits
-    from gluon_attention import TEMPLATE
+    from tilewright.kernel_templates.gqa_attention.gluon_attention import TEMPLATE
     from tilewright.problem import load_problem
 
     values: dict[str, Any] = dict(zip(NAMES, CONFIGS[i], strict=True))
@@ -112,7 +112,7 @@ def one_case(case: Any, values: dict[str, Any], timed: bool) -> dict[str, Any]:
     import torch
 
     from tilewright.kernel_templates.base import run_kernel
-    from gluon_attention import launch
+    from tilewright.kernel_templates.gqa_attention.gluon_attention import launch
 
     batch, seq_len, dim = case["batch_size"], case["seq_len"], case["head_dim"]
     heads, kv_heads = case["num_attention_heads"], case["num_key_value_heads"]

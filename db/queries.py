@@ -23,6 +23,7 @@ class TrialFilter(TypedDict, total=False):
     source_hash: str | None
     statuses: Collection[Status] | None
     run_id: int | None
+    protocol: str | None
     limit: int | None
 
 
@@ -52,6 +53,9 @@ def trials(session: Session, **asked: Unpack[TrialFilter]) -> list[StoredTrial]:
     ):
         if value is not None:
             conditions.append(column == value)
+    protocol = asked.get("protocol")
+    if protocol is not None:
+        conditions.append(TrialTable.run_id.in_(select(RunTable.id).where(RunTable.protocol == protocol)))
     env = asked.get("env")
     if env is not None:
         conditions.append(EnvironmentTable.digest == env.digest)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from tilewright.db.rows import Status
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 
-PROTOCOL = "1"  # raised whenever the way of measuring changes; stored with every run
+PROTOCOL = "2"  # raised whenever the way of checking or measuring changes; trials of another one are not reused
 Candidate = Stage | FusionPlan
 
 

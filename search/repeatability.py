@@ -31,7 +31,25 @@ def twins(session: DeviceSession, case: WorkloadCase, plan: FusionPlan, count: i
 
 
 def noise_floor(session: DeviceSession, case: WorkloadCase, plan: FusionPlan, count: int = 20) -> dict[str, Any]:
-    """Interquartile range of repeated medians over their median."""
+    """Interquartile ranges, percent: of repeated medians, and of the ratios that decide.
+
+    `iqr_percent` is of medians taken alone, one after the other: a card near its power limit changes its clock, and
+    they drift with it. `paired_iqr_percent` is of the plan against itself in `count` interleaved contests.
+    """
     medians = [median(session.evaluate(case, plan, OPTIONS, run_limit_s=30).samples_us) for _ in range(count)]
-    first, middle, third = quantiles(medians, n=4)
-    return {"case": case.name, "median_us": middle, "iqr_percent": 100 * (third - first) / middle}
+    entries = [FinalEntry("a", plan, "default"), FinalEntry("b", plan, "candidate")]
+    ratios = []
+    for seed in range(count):
+        rounds = session.final(case, entries, rounds=20, options=OPTIONS, time_budget_s=20, seed=seed).rounds
+        ratios.append(median(rounds["b"]) / median(rounds["a"]))
+    return {
+        "case": case.name,
+        "median_us": median(medians),
+        "iqr_percent": 100 * _iqr(medians) / median(medians),
+        "paired_iqr_percent": 100 * _iqr(ratios),
+    }
+
+
+def _iqr(values: list[float]) -> float:
+    first, _, third = quantiles(values, n=4)
+    return third - first

@@ -214,8 +214,8 @@ class _Records:
         self._store.add_trial(self._run_id, case, self._environment, row)
 
     def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
-        """What ended for a reason that would come again; a crash of the machine or a noisy time is tried again."""
-        rows = self._store.trials(case_key=case.key, env=self._environment)
+        """What ended for a reason that would come again, checked and timed as it would be now."""
+        rows = self._store.trials(case_key=case.key, env=self._environment, protocol=PROTOCOL)
         return [row for row in rows if row.status is not Status.ERROR]
 
     def activate(self, case: WorkloadCase, record: RecordRow) -> None:

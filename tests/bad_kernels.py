@@ -11,13 +11,13 @@ from tilewright.kernel_templates.families import load_family
 
 
 @triton.jit
-def far_out_of_bounds(p_out: Any, STEP: tl.constexpr) -> None:
+def far_out_of_bounds(p_out, STEP: tl.constexpr):  # type: ignore[no-untyped-def]
     o = tl.arange(0, 128).to(tl.int64) * STEP + STEP
     tl.store(p_out + o, tl.load(p_out + o) + 1.0)
 
 
 @triton.jit
-def never_ends(p_out: Any) -> None:
+def never_ends(p_out):  # type: ignore[no-untyped-def]
     i = 0
     while i < 1:
         i = tl.atomic_add(p_out, 0)

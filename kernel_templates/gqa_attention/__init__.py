@@ -8,6 +8,7 @@ from tilewright.kernel_templates.families import Family
 from tilewright.kernel_templates.gqa_attention import (
     baselines,
     flash_attention,
+    gluon_attention,
     gluon_output,
     gluon_qkv,
     library_attention,
@@ -32,6 +33,7 @@ TEMPLATES = (
     output_projection.TEMPLATE,
     gluon_qkv.TEMPLATE,
     gluon_output.TEMPLATE,
+    gluon_attention.TEMPLATE,
 )
 FAMILY = Family(
     Registry(TEMPLATES), reference.OPS, baselines.BASELINES, final_baselines=("torch_compile", "cublas_cudnn")

@@ -10,58 +10,30 @@ a slot has parity n & 1: consumers wait for full at that parity, the producer fo
 fresh barrier reports as completed, so that the first STAGES loads start at once.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 
 from tilewright.kernel_templates.base import Choice, Constraint, Limits, Values
+from tilewright.kernel_templates.gqa_attention.gluon_common import (  # type: ignore[attr-defined]  # aliases of two modules
+    ENTRY_REGISTERS,
+    TensorDescriptor,
+    device_is_hopper,
+    fence_async_shared,
+    gl,
+    gluon_is_available,
+    jit,
+    mbarrier,
+    next_slot,
+    shared_view,
+    thread_barrier,
+    tma,
+    tma_load,
+    tma_store,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from tilewright.problem import WorkloadCase
-
-try:
-    from triton.experimental.gluon import constexpr_function
-    from triton.experimental.gluon import jit as jit
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
-    from triton.experimental.gluon.language.nvidia.hopper import tma as tma
-    from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as warpgroup_mma_wait
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    # Triton 3.9 has other names for these three, and keeps some of the old ones only to raise.
-    tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-    tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-    thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-    HAS_GLUON = True
-except ImportError:  # the kernels below are then never compiled
-    import triton.language as gl
-    from triton import jit
-
-    def constexpr_function(function: Any) -> Any:
-        return function
-
-    tma = warpgroup_mma_wait = None
-    HAS_GLUON = False
-
-# Compiled and read at both ends; Gluon is experimental, so that later versions are absent until somebody looks.
-KNOWN_TRITON = ((3, 6), (3, 9))
-
-SMS_WITHOUT_GPU = 132
-# Of 65536 registers: 2 consumer warpgroups at 240 and the producer's at 24 are what 3 x 168 come to.
-CONSUMER_REGISTERS = gl.constexpr(240)
-PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-@constexpr_function
-def product_layout(columns):
-    """A warpgroup's float32 [rows, columns]: warps stacked along the rows, the widest instruction along the columns."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
-
-
-@jit
-def next_slot(stage, phase, STAGES: gl.constexpr):
-    """The ring position that follows; parity flips on wrapping."""
-    wraps = stage == STAGES - 1
-    return gl.where(wraps, 0, stage + 1), gl.where(wraps, phase ^ 1, phase)
 
 
 @jit
@@ -75,36 +47,50 @@ def grouped_tile(i_tile, n_rows, n_columns, GROUP_M: gl.constexpr):
 
 
 @jit
-def load_operands(a_desc, w_desc, i_row, i_feature, n_steps, ring, stage, phase):
+def load_operands(a_desc, w_desc, i_row, i_feature, n_steps, ring, stage, phase, BLOCK_N: gl.constexpr):
     """Producer: the depth steps of one tile into the ring; returns the ring position after them."""
     b_a, b_w, full, empty = ring
-    STAGES: gl.constexpr = b_w.shape[0]
+    STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = b_a.shape[0] // STAGES
+    BOXES: gl.constexpr = b_w.shape[0] // STAGES
     ROWS: gl.constexpr = b_a.shape[1]
-    BLOCK_N: gl.constexpr = b_w.shape[1]
+    FEATURES: gl.constexpr = b_w.shape[1]
     BLOCK_K: gl.constexpr = b_w.shape[2]
     for i_k in range(n_steps):
         mbarrier.wait(empty.index(stage), phase ^ 1)
         landed = full.index(stage)
         # TMA counts whole boxes, rows past the end included (zero-filled), so the bytes are the same on ragged tiles.
         mbarrier.expect(landed, (CONSUMERS * ROWS + BLOCK_N) * BLOCK_K * 2)
-        for i_c in gl.static_range(CONSUMERS):
-            tma_load(a_desc, [i_row + i_c * ROWS, i_k * BLOCK_K], landed, b_a.index(stage * CONSUMERS + i_c))
-        tma_load(w_desc, [i_feature, i_k * BLOCK_K], landed, b_w.index(stage))
+        for i in gl.static_range(CONSUMERS):
+            tma_load(a_desc, [i_row + i * ROWS, i_k * BLOCK_K], landed, b_a.index(stage * CONSUMERS + i))
+        for i in gl.static_range(BLOCK_N // FEATURES):
+            tma_load(w_desc, [i_feature + i * FEATURES, i_k * BLOCK_K], landed, b_w.index(stage * BOXES + i))
         stage, phase = next_slot(stage, phase, STAGES)
     return stage, phase
 
 
 @jit
-def multiply(b_acc, k_begin, k_end, ring, stage, phase, CONSUMER: gl.constexpr):
+def weight_tile(ring, stage, BLOCK_N: gl.constexpr):
+    """The boxes of a step as one operand [BLOCK_K, BLOCK_N]; whole rows of eight swizzle alike in one box or two."""
+    b_w = ring[1]
+    STAGES: gl.constexpr = ring[2].shape[0]
+    if BLOCK_N == b_w.shape[1]:
+        return b_w.index(stage * (b_w.shape[0] // STAGES)).permute((1, 0))
+    else:
+        b_joined = shared_view(b_w, b_w.dtype, [STAGES, BLOCK_N, b_w.shape[2]], b_w.layout)
+        return b_joined.index(stage).permute((1, 0))
+
+
+@jit
+def multiply(b_acc, k_begin, k_end, ring, stage, phase, CONSUMER: gl.constexpr, BLOCK_N: gl.constexpr):
     """Consumer: adds the depth steps [k_begin, k_end) of its rows to b_acc; leaves the last product in flight."""
-    b_a, b_w, full, empty = ring
-    STAGES: gl.constexpr = b_w.shape[0]
+    b_a, _b_w, full, empty = ring
+    STAGES: gl.constexpr = full.shape[0]
     CONSUMERS: gl.constexpr = b_a.shape[0] // STAGES
     for i_k in range(k_begin, k_end):
         mbarrier.wait(full.index(stage), phase)
         b_acc = warpgroup_mma(
-            b_a.index(stage * CONSUMERS + CONSUMER), b_w.index(stage).permute((1, 0)), b_acc, is_async=True
+            b_a.index(stage * CONSUMERS + CONSUMER), weight_tile(ring, stage, BLOCK_N), b_acc, is_async=True
         )
         # One product stays in flight; the one before it is done, so its slot goes back to the producer.
         b_acc = warpgroup_mma_wait(1, deps=(b_acc,))
@@ -117,7 +103,7 @@ def multiply(b_acc, k_begin, k_end, ring, stage, phase, CONSUMER: gl.constexpr):
 def finish(b_acc, ring, stage):
     """Consumer: the product of a whole tile, its last slot released; `stage` is the slot after it."""
     b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
-    STAGES: gl.constexpr = ring[1].shape[0]
+    STAGES: gl.constexpr = ring[2].shape[0]
     mbarrier.arrive(ring[3].index(gl.where(stage == 0, STAGES - 1, stage - 1)), count=1)
     return b_acc
 
@@ -165,13 +151,11 @@ def store_slice(out_desc, b_staging, b_out, i_row, i_column, SLICE: gl.constexpr
 
 
 @jit
-def make_ring(
-    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
-    CONSUMERS: gl.constexpr, STAGES: gl.constexpr, OPERAND: gl.constexpr,
-):  # fmt: skip
+def make_ring(a_desc, w_desc, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr, STAGES: gl.constexpr):
     """Operand buffers and barriers, initialised and visible to every partition and to the copy engine."""
-    b_a = gl.allocate_shared_memory(gl.bfloat16, [STAGES * CONSUMERS, ROWS, BLOCK_K], OPERAND)
-    b_w = gl.allocate_shared_memory(gl.bfloat16, [STAGES, BLOCK_N, BLOCK_K], OPERAND)
+    BOXES: gl.constexpr = BLOCK_N // w_desc.block_shape[0]
+    b_a = gl.allocate_shared_memory(a_desc.dtype, [STAGES * CONSUMERS] + a_desc.block_shape, a_desc.layout)  # noqa: RUF005
+    b_w = gl.allocate_shared_memory(w_desc.dtype, [STAGES * BOXES] + w_desc.block_shape, w_desc.layout)  # noqa: RUF005
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -206,51 +190,29 @@ def descriptor(matrix: torch.Tensor, *block: int) -> Any:
 
 def launch_options(consumers: int) -> dict[str, int]:
     """The register cap at entry is what setmaxnreg deals out; the producer warp is padded to a warpgroup."""
-    return {"num_warps": 4, "maxnreg": 168 if consumers == 2 else 240, "enable_fp_fusion": True}
-
-
-def program_count(tiles: int, device: torch.device) -> int:
-    """One program for each SM, never more than there are tiles."""
-    return min(tiles, _sm_count(device))
-
-
-@cache
-def _sm_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return SMS_WITHOUT_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    return {"num_warps": 4, "maxnreg": ENTRY_REGISTERS if consumers == 2 else 240, "enable_fp_fusion": True}
 
 
 def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
     return (
-        Choice("BLOCK_M", (64, 128, 256)),
+        Choice("BLOCK_M", (64, 128)),
         Choice("BLOCK_N", (64, 128, 256)),
         Choice("BLOCK_K", (64, 128)),
         Choice("STAGES", (3, 4, 5, 6)),
         Choice("CONSUMERS", (1, 2)),
-        Choice("GROUP_M", (4, 8, 16)),
+        Choice("GROUP_M", (8, 16)),
     )
 
 
 # BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS: 128 accumulator registers a thread, or less where tokens are few.
 SHAPES = (
-    (128, 256, 64, 4, 2), (128, 256, 64, 3, 2), (256, 128, 64, 3, 2), (128, 128, 64, 6, 2), (128, 128, 64, 5, 2),
-    (128, 128, 128, 3, 2), (128, 128, 64, 6, 1), (64, 256, 64, 5, 1), (64, 128, 64, 6, 1), (64, 128, 128, 4, 1),
-    (64, 64, 128, 6, 1),
+    (128, 256, 64, 4, 2), (128, 128, 64, 6, 2), (128, 128, 128, 3, 2), (128, 128, 64, 6, 1), (64, 256, 64, 5, 1),
+    (64, 128, 64, 6, 1), (64, 128, 128, 4, 1), (64, 64, 128, 6, 1),
 )  # fmt: skip
 
 
 def token_count(case: WorkloadCase) -> int:
     return case["batch_size"] * case["seq_len"]
-
-
-def gluon_is_available(v: Values, case: WorkloadCase, limits: Limits) -> bool:
-    return HAS_GLUON and limits.triton in KNOWN_TRITON
-
-
-def device_is_hopper(v: Values, case: WorkloadCase, limits: Limits) -> bool:
-    """wgmma exists there alone; the interpreter has no Gluon."""
-    return limits.kind == "cuda" and limits.capability == 90
 
 
 def elements_are_bfloat16(v: Values, case: WorkloadCase, limits: Limits) -> bool:

@@ -1,4 +1,4 @@
-"""The Gluon projections: absent where they cannot run, small spaces, and kernels that compile for Hopper."""
+"""The Gluon templates: absent where they cannot run, small spaces, and kernels that compile for Hopper."""
 
 from dataclasses import replace
 from operator import attrgetter
@@ -8,11 +8,12 @@ import pytest
 from tilewright.kernel_templates.base import Template
 from tilewright.kernel_templates.compile import compile_stage
 from tilewright.kernel_templates.device import INTERPRETER_LIMITS, named_limits
-from tilewright.kernel_templates.gqa_attention import gluon_output, gluon_qkv
+from tilewright.kernel_templates.gqa_attention import gluon_attention, gluon_output, gluon_qkv
 from tilewright.problem import load_problem, problem_names
 
 HOPPER = named_limits(90, 132)
-TEMPLATES = (gluon_qkv.TEMPLATE, gluon_output.TEMPLATE)
+PROJECTIONS = (gluon_qkv.TEMPLATE, gluon_output.TEMPLATE)
+TEMPLATES = (*PROJECTIONS, gluon_attention.TEMPLATE)
 CASES = ("b1s7", "b1s128", "b4s293", "b8s512")
 each_template = pytest.mark.parametrize("template", TEMPLATES, ids=attrgetter("name"))
 
@@ -37,7 +38,7 @@ def test_space_is_small_and_holds_the_default(template: Template, name: str) -> 
     assert len(configs) <= 60
 
 
-@each_template
+@pytest.mark.parametrize("template", PROJECTIONS, ids=attrgetter("name"))
 def test_absent_for_other_element_types(template: Template) -> None:
     case = load_problem().with_dtype("float16").parse_case("b8s512")
     assert template.valid_configs(case, HOPPER) == []
@@ -54,8 +55,19 @@ def test_default_compiles_within_shared_memory(template: Template, problem: str)
 @each_template
 def test_constraint_counts_at_least_the_shared_memory_that_is_used(template: Template) -> None:
     case = load_problem().parse_case("b8s512")
-    tight = [v for v in template.valid_configs(case, HOPPER) if v["GROUP_M"] == 4]
-    for values in tight[:: max(1, len(tight) // 3)]:
+    configs = template.valid_configs(case, HOPPER)
+    for values in configs[:: max(1, len(configs) // 4)]:
         (kernel,) = compile_stage(template, values, case, HOPPER)
         smaller = replace(HOPPER, shared_memory_bytes=kernel.shared_memory_bytes - 1)
         assert template.rejection(values, case, smaller) is not None
+
+
+def test_tail_is_split_only_where_that_saves_half_a_wave() -> None:
+    split = {name: gluon_qkv.TEMPLATE.default(load_problem().parse_case(name), HOPPER)["SPLIT_TAIL"] for name in CASES}
+    assert split == {"b1s7": False, "b1s128": False, "b4s293": True, "b8s512": False}
+
+
+def test_consumers_in_turn_have_equal_numbers_of_tiles() -> None:
+    case = load_problem().parse_case("b8s512")
+    values = {**gluon_attention.TEMPLATE.default(case, HOPPER), "HEADS_PER_TILE": 1, "PING_PONG": True}
+    assert gluon_attention.TEMPLATE.rejection(values, case, HOPPER) == "consumers_have_equal_turns"

@@ -16,58 +16,34 @@ from typing import Any
 
 import torch
 
-try:
-    from triton.experimental.gluon import constexpr_function, jit
-    from triton.experimental.gluon import language as gl
-    from triton.experimental.gluon.language.nvidia.hopper import (
-        fence_async_shared,
-        mbarrier,
-        tma,
-        warpgroup_mma,
-        warpgroup_mma_wait,
-    )
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    # Triton 3.9 has other names for these three.
-    tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-    tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-    thread_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-    HAS_GLUON = True
-except ImportError:  # the kernels below are then never compiled
-    import triton.language as gl
-    from triton import jit
-
-    def constexpr_function(function: Any) -> Any:
-        return function
-
-    HAS_GLUON = False
+from tilewright.kernel_templates.gqa_attention.gluon_common import (  # type: ignore[attr-defined]  # aliases of two modules
+    CONSUMER_REGISTERS,
+    PRODUCER_REGISTERS,
+    TensorDescriptor,
+    fence_async_shared,
+    follow_previous,
+    gl,
+    jit,
+    mbarrier,
+    next_slot,
+    product_layout,
+    thread_barrier,
+    tma,
+    tma_load,
+    tma_store,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 # A warpgroup's instruction has 64 rows; two consumers make the tile.
 ROWS = gl.constexpr(64)
 CONSUMERS = gl.constexpr(2)
-# 65536 registers over three warpgroups are 168 a thread at entry: 240 + 240 + 24 after they are dealt out.
-ENTRY_REGISTERS = 168
-CONSUMER_REGISTERS = gl.constexpr(240)
-PRODUCER_REGISTERS = gl.constexpr(24)
-
-
-@constexpr_function
-def product_layout(columns):
-    """A warpgroup's float32 [64, columns]: 16 rows a warp, one instruction along the columns."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
 
 
 @jit
 def as_matrix(b_tile):
     """A [1, tokens, heads, D] shared tile as [tokens * heads, D]."""
     return b_tile.reshape([b_tile.shape[1] * b_tile.shape[2], b_tile.shape[3]])
-
-
-@jit
-def next_slot(slot, parity, STAGES: gl.constexpr):
-    """The ring position that follows; parity flips on wrapping."""
-    wraps = slot == STAGES - 1
-    return gl.where(wraps, 0, slot + 1), gl.where(wraps, parity ^ 1, parity)
 
 
 @jit
@@ -111,7 +87,7 @@ def load_tile(desc, coordinates, b_ring, full, empty, slot, parity):
 def produce(
     descs, buffers, barriers, sizes,
     HEAD_TILES: gl.constexpr, GROUP_TILES: gl.constexpr, KV_HEADS: gl.constexpr, CONSUMER: gl.constexpr,
-    SCALE_LOG2: gl.constexpr, PING_PONG: gl.constexpr,
+    SCALE_LOG2: gl.constexpr, PING_PONG: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """The producer warp: K0, queries, then K1 V0, K2 V1, ..., in the order in which consumers ask for them."""
     q_desc, kv_desc, _out_desc = descs
@@ -125,6 +101,7 @@ def produce(
     TOKENS: gl.constexpr = CONSUMERS * CONSUMER_TOKENS
     slot = 0
     parity = 0
+    follow_previous(PDL)
     for i_round in range(item_count(num_rows * ((seq_len + TOKENS - 1) // TOKENS))):
         i_b, i_tile, o_first = work_item(i_round, num_rows, seq_len, HEAD_TILES, TOKENS)
         i_k = HEAD_TILES * PACKED + i_tile // GROUP_TILES
@@ -166,7 +143,7 @@ def softmax(b_s, b_m, SCALE_LOG2: gl.constexpr):
 def consume(
     descs, buffers, barriers, sizes,
     HEAD_TILES: gl.constexpr, GROUP_TILES: gl.constexpr, KV_HEADS: gl.constexpr, CONSUMER: gl.constexpr,
-    SCALE_LOG2: gl.constexpr, PING_PONG: gl.constexpr,
+    SCALE_LOG2: gl.constexpr, PING_PONG: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """One consumer warpgroup: its 64 rows of every item."""
     _q_desc, _kv_desc, out_desc = descs
@@ -286,7 +263,7 @@ def barriers_of(N: gl.constexpr, ARRIVALS: gl.constexpr):
 def gluon_attention_kernel(
     q_desc, kv_desc, out_desc, num_rows, seq_len,
     SCALE_LOG2: gl.constexpr, NUM_HEADS: gl.constexpr, NUM_KV_HEADS: gl.constexpr,
-    STAGES: gl.constexpr, PING_PONG: gl.constexpr,
+    STAGES: gl.constexpr, PING_PONG: gl.constexpr, PDL: gl.constexpr,
 ):
     """Descriptors of [B, S, heads, D]; num_rows is batch * NUM_HEADS / heads of a tile."""
     PACKED: gl.constexpr = q_desc.block_type.shape[2]
@@ -306,9 +283,12 @@ def gluon_attention_kernel(
     barriers = (q_full, q_empty, k_full, k_empty, v_full, v_empty, turn)
     sizes = (num_rows, seq_len)
     gl.warp_specialize([
-        (consume, (descs, buffers, barriers, sizes, HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 0, SCALE_LOG2, PING_PONG)),
-        (consume, (descs, buffers, barriers, sizes, HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 1, SCALE_LOG2, PING_PONG)),
-        (produce, (descs, buffers, barriers, sizes, HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 0, SCALE_LOG2, PING_PONG)),
+        (consume, (descs, buffers, barriers, sizes,
+                   HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 0, SCALE_LOG2, PING_PONG, PDL)),
+        (consume, (descs, buffers, barriers, sizes,
+                   HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 1, SCALE_LOG2, PING_PONG, PDL)),
+        (produce, (descs, buffers, barriers, sizes,
+                   HEAD_TILES, GROUP_TILES, NUM_KV_HEADS, 0, SCALE_LOG2, PING_PONG, PDL)),
     ], [4, 1], [CONSUMER_REGISTERS, PRODUCER_REGISTERS])
 # fmt: on
 

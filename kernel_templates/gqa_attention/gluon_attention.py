@@ -1,31 +1,26 @@
 """Warp-specialised causal attention for Hopper in Gluon: qkv [B, S, (Hq + 2 Hkv) * D] -> context [B, S, Hq * D].
 
-Not registered: no GPU has run it yet. `try_gluon_attention.py` is its trial; it moves to the templates once it passed.
-
 Query tiles hold HEADS_PER_TILE heads of a group at 128 / HEADS_PER_TILE tokens; gluon_flash.py has the kernel.
 """
 
 import math
-from functools import cache
 
-import torch
 import triton
 
 from tilewright.kernel_templates.base import Choice, Limits, Run, Template, Tensors, Values
-import gluon_flash
-from gluon_flash import (
-    CONSUMERS,
+from tilewright.kernel_templates.gqa_attention.gluon_common import (
     ENTRY_REGISTERS,
-    HAS_GLUON,
+    device_is_hopper,
+    gluon_is_available,
+    program_count,
+)
+from tilewright.kernel_templates.gqa_attention.gluon_flash import (
+    CONSUMERS,
     ROWS,
     gluon_attention_kernel,
     heads_descriptor,
-)  # fmt: skip
+)
 from tilewright.problem import WorkloadCase
-
-# Compiled and read at both ends; Gluon is experimental, so that other versions are absent until somebody looks.
-KNOWN_TRITON = ((3, 6), (3, 9))
-SMS_WITHOUT_GPU = 132
 
 
 def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
@@ -35,25 +30,16 @@ def choices(case: WorkloadCase, limits: Limits) -> tuple[Choice, ...]:
         Choice("STAGES", (2, 3, 4)),
         Choice("HEADS_PER_TILE", packs),
         Choice("PING_PONG", (False, True)),
-        Choice("PERSISTENT", (False, True)),
+        Choice("PDL", (False, True)),
     )
 
 
 def default(case: WorkloadCase, limits: Limits) -> Values:
     """Wide key tiles on long rows; packed heads, which waste less of the diagonal, on short ones."""
+    most = max(heads for heads in (1, 2, 4) if group_size(case) % heads == 0)
     if case["seq_len"] > 512:
-        return {"BLOCK_N": 128, "STAGES": 2, "HEADS_PER_TILE": 1, "PING_PONG": True, "PERSISTENT": True}
-    packed = max(heads for heads in (1, 2) if group_size(case) % heads == 0)
-    return {"BLOCK_N": 64, "STAGES": 4, "HEADS_PER_TILE": packed, "PING_PONG": False, "PERSISTENT": True}
-
-
-def gluon_is_available(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    return HAS_GLUON and limits.triton in KNOWN_TRITON
-
-
-def device_is_hopper(c: Values, case: WorkloadCase, limits: Limits) -> bool:
-    """wgmma exists there alone; the interpreter has no Gluon."""
-    return limits.kind == "cuda" and limits.capability == 90
+        return {"BLOCK_N": 128, "STAGES": 2, "HEADS_PER_TILE": min(2, most), "PING_PONG": False, "PDL": True}
+    return {"BLOCK_N": 64, "STAGES": 3, "HEADS_PER_TILE": most, "PING_PONG": False, "PDL": True}
 
 
 def elements_have_two_bytes(c: Values, case: WorkloadCase, limits: Limits) -> bool:
@@ -105,20 +91,13 @@ def launch(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> No
     num_rows = batch * heads // packed
     items = num_rows * triton.cdiv(seq_len, tokens_per_tile(values))
     run(
-        gluon_attention_kernel, (min(items, _sm_count(qkv.device)) if values["PERSISTENT"] else items,),
+        gluon_attention_kernel, (program_count(items, qkv.device),),
         heads_descriptor(qkv, head_dim, rows), heads_descriptor(qkv, head_dim, keys),
         heads_descriptor(context, head_dim, rows), num_rows, seq_len,
         SCALE_LOG2=head_dim**-0.5 * math.log2(math.e), NUM_HEADS=heads, NUM_KV_HEADS=case["num_key_value_heads"],
-        STAGES=values["STAGES"], PING_PONG=values["PING_PONG"],
+        STAGES=values["STAGES"], PING_PONG=values["PING_PONG"], PDL=values["PDL"], launch_pdl=bool(values["PDL"]),
         num_warps=4, maxnreg=ENTRY_REGISTERS, enable_fp_fusion=True,
     )  # fmt: skip
-
-
-@cache
-def _sm_count(device: torch.device) -> int:
-    if device.type != "cuda":
-        return SMS_WITHOUT_GPU
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 TEMPLATE = Template(
@@ -130,5 +109,8 @@ TEMPLATE = Template(
     default=default,
     launch=launch,
     module=__name__,
-    helpers=(gluon_flash.__name__,),
+    helpers=(
+        "tilewright.kernel_templates.gqa_attention.gluon_common",
+        "tilewright.kernel_templates.gqa_attention.gluon_flash",
+    ),
 )
