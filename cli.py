@@ -46,6 +46,7 @@ def cli() -> None:
 @click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
 @click.option("--triton-only", is_flag=True, help="Leave library templates out.")
 @click.option("--refinal", is_flag=True, help="Time the finalists again even where nothing new is tried.")
+@click.option("--wanted", metavar="FILE", help="The shapes that TILEWRIGHT_TRACE counted, most used first.")
 @db_option
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option

@@ -59,7 +59,7 @@ def dispatch(
     grad = torch.is_grad_enabled()
     try:
         packed = q_proj_weight.data_ptr() + q_proj_weight.nbytes == k_proj_weight.data_ptr() and _is_packed(given)
-        key = (grad, head_dim, packed, *map(signature, given))
+        key = (head_dim, packed, signature(given, grad=grad))
     except AttributeError:  # something is no tensor; the checks name it
         _prepare(given, grad, head_dim, packed=False)
         raise
@@ -80,7 +80,7 @@ class _Call:
         tensors: dict[str, Any] = {name: given[i] for i, name in self.present}
         if "output" not in tensors:
             hidden: Tensor = tensors["hidden_states"]
-            tensors["output"] = torch.empty(self.output_shape, dtype=hidden.dtype, device=hidden.device)
+            tensors["output"] = hidden.new_empty(*self.output_shape)
         output: Tensor = tensors["output"]
         if type(rms_norm_eps) is not float or not 0.0 <= rms_norm_eps < math.inf:
             rms_norm_eps = _checked_eps(rms_norm_eps)

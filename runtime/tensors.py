@@ -1,6 +1,6 @@
 """What is asked of the tensors of a call, stated once: type, device, dtype, layout, gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,22 +11,29 @@ from tilewright.runtime.log import warn_once
 
 ACCEPTED_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 ALIGNMENT_BYTES = 16  # what descriptor (TMA) loads and 128-bit loads need
+ALIGNMENT_MASK = ALIGNMENT_BYTES - 1
 
 Adapter = Callable[[Tensor], Tensor]
 
 
-def signature(tensor: Tensor | None) -> Any:
-    """Everything about a tensor that decides how a call is prepared; equal signatures share the preparation."""
-    if tensor is None:
-        return None
-    return (
-        tensor.shape,
-        tensor.is_contiguous() or tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        tensor.data_ptr() & (ALIGNMENT_BYTES - 1),
-        tensor.requires_grad,
-    )
+def signature(tensors: Sequence[Tensor | None], *, grad: bool) -> tuple[Any, ...]:
+    """Everything about the tensors that decides how a call is prepared; equal signatures share the preparation.
+
+    Written out, and with one word for all tensors where they are plain: this is most of what a call costs on the host.
+    """
+    found: list[Any] = []
+    pointers, contiguous, wanted = 0, True, False
+    for t in tensors:
+        if t is None:
+            found.append(None)
+            continue
+        found += (t.shape, t.dtype, t.device)
+        pointers |= t.data_ptr()
+        contiguous = contiguous and t.is_contiguous()
+        wanted = wanted or (grad and t.requires_grad)
+    if contiguous and not pointers & ALIGNMENT_MASK:
+        return (wanted, *found)
+    return (wanted, *found, *(None if t is None else (t.stride(), t.data_ptr() & ALIGNMENT_MASK) for t in tensors))
 
 
 def check_alike(given: Mapping[str, Any], *, grad: bool) -> str:
