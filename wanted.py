@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tilewright.errors import ProblemError, UsageError
-from tilewright.problem import Problem, WeightMode, WorkloadCase, load_problem, problem_names
+from tilewright.errors import UsageError
+from tilewright.problem import Problem, WorkloadCase, case_of_key, problems_like
 
 SCHEMA = "tilewright.wanted/1"
-WEIGHT_MODES: tuple[WeightMode, ...] = ("separate", "packed")
 
 
 def entry_of(case: WorkloadCase, grade: str, calls: int) -> dict[str, Any]:
@@ -21,8 +20,6 @@ def entry_of(case: WorkloadCase, grade: str, calls: int) -> dict[str, Any]:
         "calls": calls,
         "grade": grade,
         "problem": problem.name,
-        "axes": dict(case.shape_axes),
-        "constants": dict(problem.constants),
         "dtype": problem.dtype,
         "weights": case.weight_mode,
         "key": case.key,
@@ -50,15 +47,14 @@ def read_wanted(path: str | Path, problem: Problem) -> Wanted:
     """UsageError names the file and what is wrong with it. A shape of another variant (no norm, other sizes) is looked
     for among the shipped problems too."""
     shapes = _shapes(Path(path))
-    shipped = (load_problem(name) for name in problem_names() if name != problem.name)
-    problems = (problem, *(other for other in shipped if other.family == problem.family))
+    problems = problems_like(problem)
     cases, skipped = [], []
     for position, entry in enumerate(shapes):
         try:
             _check(entry)
         except (KeyError, TypeError, ValueError) as error:
             raise UsageError(f"wanted {path}: shape {position} is malformed: {error!r}") from error
-        case = _case(entry, problems)
+        case = case_of_key(entry["key"], problems)
         if case is None:
             skipped.append(f"{entry['case']} ({entry['dtype']}, {entry['calls']} calls)")
         else:
@@ -81,28 +77,6 @@ def _shapes(path: Path) -> Sequence[Any]:
 
 
 def _check(entry: Any) -> None:
-    for name, kind in (
-        ("case", str),
-        ("calls", int),
-        ("axes", dict),
-        ("constants", dict),
-        ("dtype", str),
-        ("key", str),
-    ):
+    for name, kind in (("case", str), ("calls", int), ("dtype", str), ("key", str)):
         if not isinstance(entry[name], kind):
             raise TypeError(f"{name} must be {kind.__name__}, got {entry[name]!r}")
-    if entry["weights"] not in WEIGHT_MODES:
-        raise ValueError(f"weights must be one of {', '.join(WEIGHT_MODES)}, got {entry['weights']!r}")
-
-
-def _case(entry: Mapping[str, Any], problems: Iterable[Problem]) -> WorkloadCase | None:
-    """The case whose key is the entry's, made from the first problem that gives it."""
-    for problem in problems:
-        try:
-            sized = problem.with_constants(**entry["constants"]).with_dtype(entry["dtype"])
-            case = sized.case(weight_mode=entry["weights"], **entry["axes"])
-        except ProblemError:
-            continue
-        if case.key == entry["key"]:
-            return case
-    return None

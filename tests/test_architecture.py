@@ -26,7 +26,9 @@ ALLOWED = {
     "live": {"search", "db", "problem", "errors"},
     "cli_options": {"problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
-    "cli": {"cli_options", "cli_queries", "live", "search", "runtime", "report", "db", "problem", "errors"},
+    "cli_verify": {"cli_options", "search", "runtime", "report", "problem", "errors"},
+    "cli": {"cli_options", "cli_queries", "cli_verify", "live", "search", "runtime", "report"}
+    | {"db", "problem", "errors"},
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},

@@ -150,7 +150,7 @@ BAD: list[tuple[Any, str]] = [
     ({"schema": SCHEMA, "shapes": []}, "names no shape"),
     ({"schema": SCHEMA, "shapes": [{"case": "b1s5"}]}, "shape 0 is malformed: KeyError"),
     ({"schema": SCHEMA, "shapes": [{**GOOD, "calls": "many"}]}, "calls must be int, got 'many'"),
-    ({"schema": SCHEMA, "shapes": [{**GOOD, "weights": "odd"}]}, "weights must be one of separate, packed"),
+    ({"schema": SCHEMA, "shapes": [{**GOOD, "key": "a|b|bfloat16|x|c|separate|y=z"}]}, "holds no shape of"),
     ({"schema": SCHEMA, "shapes": [{**GOOD, "key": "another"}]}, "holds no shape of"),
     (
         {"schema": SCHEMA, "shapes": [entry_of(PUBLISHED.parse_case("b4s512"), "default", 1)]},
