@@ -11,7 +11,6 @@ from tilewright.runtime.log import warn_once
 
 ACCEPTED_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 ALIGNMENT_BYTES = 16  # what descriptor (TMA) loads and 128-bit loads need
-ALIGNMENT_MASK = ALIGNMENT_BYTES - 1
 
 Adapter = Callable[[Tensor], Tensor]
 
@@ -19,21 +18,35 @@ Adapter = Callable[[Tensor], Tensor]
 def signature(tensors: Sequence[Tensor | None], *, grad: bool) -> tuple[Any, ...]:
     """Everything about the tensors that decides how a call is prepared; equal signatures share the preparation.
 
-    Written out, and with one word for all tensors where they are plain: this is most of what a call costs on the host.
+    Tensors that are alike and plain, as they nearly always are, need little more than their shapes: this is most of
+    what a call costs on the host.
     """
-    found: list[Any] = []
-    pointers, contiguous, wanted = 0, True, False
+    first = tensors[0]
+    if first is None:
+        return _long_signature(tensors, grad)
+    dtype, device = first.dtype, first.device
+    shapes: list[Any] = []
+    pointers = 0
     for t in tensors:
         if t is None:
-            found.append(None)
+            shapes.append(None)
             continue
-        found += (t.shape, t.dtype, t.device)
+        if t.dtype is not dtype or t.device != device or not t.is_contiguous() or (grad and t.requires_grad):
+            return _long_signature(tensors, grad)
+        shapes.append(t.shape)
         pointers |= t.data_ptr()
-        contiguous = contiguous and t.is_contiguous()
-        wanted = wanted or (grad and t.requires_grad)
-    if contiguous and not pointers & ALIGNMENT_MASK:
-        return (wanted, *found)
-    return (wanted, *found, *(None if t is None else (t.stride(), t.data_ptr() & ALIGNMENT_MASK) for t in tensors))
+    if pointers & (ALIGNMENT_BYTES - 1):
+        return _long_signature(tensors, grad)
+    return (dtype, device, *shapes)
+
+
+def _long_signature(tensors: Sequence[Tensor | None], grad: bool) -> tuple[Any, ...]:
+    return tuple(
+        None
+        if t is None
+        else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & (ALIGNMENT_BYTES - 1), grad and t.requires_grad)
+        for t in tensors
+    )
 
 
 def check_alike(given: Mapping[str, Any], *, grad: bool) -> str:
