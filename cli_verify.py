@@ -22,6 +22,7 @@ from tilewright.cli_options import (
 @suite_option
 @device_option
 @db_option
+@click.option("--allow-stale", is_flag=True, envvar="TILEWRIGHT_ALLOW_STALE", help="Verify stale records too.")
 @click.option("--baseline", "baselines", multiple=True, help="Default: the composed libraries.")
 @click.option("--rounds", type=click.IntRange(min=6), default=12, show_default=True)
 @click.option(
@@ -32,7 +33,7 @@ from tilewright.cli_options import (
     help="When it runs short, baselines are left out.",
 )  # fmt: skip
 @json_option
-def verify(as_json: bool, db: str | None, **options: Any) -> None:
+def verify(as_json: bool, db: str | None, allow_stale: bool, **options: Any) -> None:
     """Check and time the active records again, and say which to keep and which to tune again; exit 1 for the latter.
 
     \b
@@ -42,21 +43,23 @@ def verify(as_json: bool, db: str | None, **options: Any) -> None:
     from tilewright.search.recheck_run import VerifyRequest, run_verify
 
     request = VerifyRequest(**options)
-    report = run_verify(request, _subjects(request.problem, db), say)
+    report = run_verify(request, _subjects(request.problem, db, allow_stale), say)
     emit(report.to_json() if as_json else verified_text(report.to_json()), as_json)
     if not report.all_kept:
         raise SystemExit(1)
 
 
-def _subjects(problem: str, db: str | None) -> Any:
+def _subjects(problem: str, db: str | None, allow_stale: bool) -> Any:
     """For the device described: what the runtime serves there, case by case, or what keeps it from it."""
     from tilewright.problem import load_problem
     from tilewright.runtime.active import lookups_of_records, objection
     from tilewright.runtime.machine import Machine
+    from tilewright.runtime.serving import Grade
     from tilewright.search.recheck import Subject
 
     def subjects(environment: Any, limits: Any) -> list[Subject]:
-        found = lookups_of_records(load_problem(problem), Machine(environment, limits), db=db)
-        return [Subject(one.case, one.plan, one.record, objection(one)) for one in found]
+        machine = Machine(environment, limits)
+        found = lookups_of_records(load_problem(problem), machine, db=db, allow_stale=allow_stale)
+        return [Subject(one.case, one.plan, one.record, objection(one), one.grade is Grade.STALE) for one in found]
 
     return subjects

@@ -9,7 +9,9 @@ from tilewright.runtime.machine import Machine
 from tilewright.runtime.serving import Grade, Lookup, lookup
 
 
-def lookups_of_records(problem: Problem, machine: Machine, *, db: str | Path | None = None) -> list[Lookup]:
+def lookups_of_records(
+    problem: Problem, machine: Machine, *, db: str | Path | None = None, allow_stale: bool | None = None
+) -> list[Lookup]:
     """One lookup for each case that has a record from this card, whatever its compiler and source; in order of name."""
     problems, keys = problems_like(problem), set[str]()
     for records in record_sets(db):
@@ -19,12 +21,12 @@ def lookups_of_records(problem: Problem, machine: Machine, *, db: str | Path | N
                 keys.add(key)
     cases = [case for key in sorted(keys) if (case := case_of_key(key, problems)) is not None]
     cases.sort(key=lambda case: (tuple(case.shape_axes.values()), case.key))
-    return [lookup(case, machine, db=db, allow_stale=False) for case in cases]
+    return [lookup(case, machine, db=db, allow_stale=allow_stale) for case in cases]
 
 
 def objection(found: Lookup) -> str:
-    """What keeps a record of the case from being served here; empty where one is."""
-    if found.grade in (Grade.EXACT, Grade.COMPATIBLE):
+    """What keeps a record of the case from being served here; empty where one is, a stale one included."""
+    if found.grade in (Grade.EXACT, Grade.COMPATIBLE, Grade.STALE):
         return ""
     for passed in found.passed_over:
         if passed.obstacle:

@@ -15,12 +15,14 @@ RECORD, DEFAULT = "record", "default"
 
 @dataclass(frozen=True)
 class Subject:
-    """A case and the record that serves it here; an objection says why none does, and nothing is timed then."""
+    """A case and the record that serves it here; an objection says why none does, and nothing is timed then. A stale
+    one was made with another compiler or source."""
 
     case: WorkloadCase
     plan: FusionPlan
     record: StoredRecord | None
     objection: str = ""
+    stale: bool = False
 
 
 @dataclass(frozen=True)

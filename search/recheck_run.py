@@ -69,8 +69,9 @@ class VerifyReport:
 
     @property
     def reproduced(self) -> list[StoredRecord]:
-        """The records that passed on this machine: what a caller may mark as reproduced."""
-        return [case.subject.record for case in self.cases if case.keep and case.subject.record is not None]
+        """The records that passed on this machine as they were made: what a caller may mark as reproduced."""
+        kept = (case.subject for case in self.cases if case.keep and not case.subject.stale)
+        return [subject.record for subject in kept if subject.record is not None]
 
     def to_json(self) -> dict[str, Any]:
         return {

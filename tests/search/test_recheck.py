@@ -107,11 +107,12 @@ def test_no_whole_block_compiler_runs_unless_asked() -> None:
 
 def test_the_report_hands_out_what_was_reproduced() -> None:
     kept, lost = judged(record=100, default=120), judged(record=100, default=90)
-    report = VerifyReport("problem", ENVIRONMENT, (kept, lost), 3.0, measures=True)
+    stale = replace(kept, subject=a_subject(stale=True))
+    report = VerifyReport("problem", ENVIRONMENT, (kept, stale, lost), 3.0, measures=True)
     assert report.reproduced == [kept.subject.record]
     assert not report.all_kept
     text = verified_text(report.to_json())
-    assert "1 of 2 kept in 3 s\ntune again: tilewright tune --problem problem --case b4s512" in text
+    assert "2 of 3 kept in 3 s\ntune again: tilewright tune --problem problem --case b4s512" in text
     assert "b4s512    retune      100.0     100.0  default takes 90.0% of its time" in text
 
 
@@ -142,6 +143,7 @@ def test_the_command_checks_records_here_and_ends_with_1_when_one_must_be_tuned_
     found = {case["case"]: (case["verdict"], case["reason"].split(":")[0]) for case in document["cases"]}
     assert found == {"b1s16": ("keep", "right"), "b1s24": ("retune", "stale")}
     assert document["retune"] == ["b1s24"]
+    assert cli.run(["verify", "--db", str(path), "--device", "interpret", "--allow-stale", "--case", "b1s24"]) == 0
 
 
 def test_without_a_record_from_this_card_nothing_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
