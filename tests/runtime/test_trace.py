@@ -40,8 +40,8 @@ def counts(path: Path) -> dict[str, int]:
 
 
 def written(path: Path, *shapes: tuple[WorkloadCase, int]) -> str:
-    content = merged(None, [entry_of(case, "default", calls) for case, calls in shapes])
-    path.write_text(json.dumps({"schema": SCHEMA, **content}))
+    entries = [entry_of(case, "default", calls) for case, calls in shapes]  # in this order, as an edited file may be
+    path.write_text(json.dumps({"schema": SCHEMA, "shapes": entries}))
     return str(path)
 
 
@@ -115,10 +115,7 @@ def test_a_forked_child_writes_its_own_calls_alone(traced: Path) -> None:
 
 
 def test_tuning_takes_wanted_shapes_most_used_first_also_such_as_no_suite_has(tmp_path: Path) -> None:
-    shapes = [
-        (SMOKE.case(batch_size=3, seq_len=11), 4),
-        (SMOKE.case(batch_size=1, seq_len=13, weight_mode="packed"), 9),
-    ]
+    shapes = [(SMOKE.case(batch_size=1, seq_len=13, weight_mode="packed"), 4), (SMOKE.parse_case("b3s11"), 9)]
     request = TuneRequest(PUBLISHED.name, device="interpret", wanted=written(tmp_path / "w", *shapes))
     assert [case.key for case in request.select().cases] == [shapes[1][0].key, shapes[0][0].key]
 
