@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,25 @@ def test_counts_are_written_when_the_process_ends(traced: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert counts(traced) == {"b3s77": 5}
+
+
+def test_counts_are_written_while_the_process_lives(traced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "FLUSH_EVERY_S", 0.02)
+    dispatch(**arguments(a_case(1, 5)))
+    deadline = time.monotonic() + 20
+    while not traced.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert traced.exists()
+
+
+def test_shapes_beyond_a_limit_are_served_uncounted_with_a_warning(
+    traced: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trace, "MOST_SHAPES", 1)
+    for seq_len in (5, 6, 7):
+        dispatch(**arguments(a_case(1, seq_len)))
+    assert counts(traced) == {"b1s5": 1}
+    assert caplog.text.count("further ones are not") == 1
 
 
 def test_a_forked_child_writes_its_own_calls_alone(traced: Path) -> None:
