@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tilewright.problem import Problem, case_of_key, problems_like
+from tilewright.problem import Problem, case_of_key
 from tilewright.runtime.differences import identity_differences
 from tilewright.runtime.layers import record_sets
 from tilewright.runtime.machine import Machine
@@ -12,14 +12,14 @@ from tilewright.runtime.serving import Grade, Lookup, lookup
 def lookups_of_records(
     problem: Problem, machine: Machine, *, db: str | Path | None = None, allow_stale: bool | None = None
 ) -> list[Lookup]:
-    """One lookup for each case that has a record from this card, whatever its compiler and source; in order of name."""
-    problems, keys = problems_like(problem), set[str]()
+    """One lookup for each case of the problem that has a record from this card, whatever its compiler and source."""
+    keys = set[str]()
     for records in record_sets(db):
         for key, stored in records.of_case.items():
             differences = (identity_differences(one.environment, machine.environment) for one in stored)
             if any(all(text.startswith("triton ") for text in fields) for fields in differences):
                 keys.add(key)
-    cases = [case for key in sorted(keys) if (case := case_of_key(key, problems)) is not None]
+    cases = [case for key in sorted(keys) if (case := case_of_key(key, (problem,))) is not None]
     cases.sort(key=lambda case: (tuple(case.shape_axes.values()), case.key))
     return [lookup(case, machine, db=db, allow_stale=allow_stale) for case in cases]
 
