@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_queries
+from tilewright import cli_queries, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -46,6 +46,7 @@ def cli() -> None:
 @click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
 @click.option("--triton-only", is_flag=True, help="Leave library templates out.")
 @click.option("--refinal", is_flag=True, help="Time the finalists again even where nothing new is tried.")
+@click.option("--wanted", metavar="FILE", help="The shapes that TILEWRIGHT_TRACE counted, most used first.")
 @db_option
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option
@@ -175,7 +176,7 @@ def selftest(device: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export):
+for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export, cli_verify.verify):
     cli.add_command(command)
 
 

@@ -27,7 +27,8 @@ from tilewright.problem import load_problem
 @device_option
 @click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
 @db_option
-@click.option("--explain", is_flag=True, help="Say why, and which records were passed over.")
+@click.option("--allow-stale", is_flag=True, envvar="TILEWRIGHT_ALLOW_STALE", help="As if stale records could serve.")
+@click.option("--explain", is_flag=True, help="Say why, and what every record that could serve differs in.")
 @json_option
 def lookup(
     problem: str,
@@ -36,6 +37,7 @@ def lookup(
     device: str,
     weights: Any,
     db: str | None,
+    allow_stale: bool,
     explain: bool,
     as_json: bool,
 ) -> None:
@@ -44,16 +46,20 @@ def lookup(
     \b
     Example: tilewright lookup --case b4s512 --explain
     """
-    from tilewright.runtime import lookup as find
+    from tilewright.runtime.explain import candidates
+    from tilewright.runtime.serving import lookup as find
 
     case = load_problem(problem).at_suite(suite or "full").parse_case(case_text, weight_mode=weights)
-    found = find(case, device, db=db)
+    found = find(case, device, db=db, allow_stale=allow_stale)
+    content = found.to_json()
+    if explain:
+        content["candidates"] = [candidate.to_json() for candidate in candidates(found, device, db=db)]
     if as_json:
-        emit(found.to_json(), as_json=True)
+        emit(content, as_json=True)
         return
     from tilewright.report.lookups import lookup_text
 
-    emit(lookup_text(found.to_json(), explain=explain), as_json=False)
+    emit(lookup_text(content, explain=explain), as_json=False)
 
 
 @click.command()

@@ -6,7 +6,7 @@ the letters that abbreviate an axis (`b4s512`), and small constants for the smok
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from tilewright.errors import ProblemError
 
 __all__ = [
     "DEFAULT_PROBLEM", "DTYPE_BYTES", "PROBLEMS_DIR", "SUITES", "Ceilings", "Op", "Problem", "TensorSpec",
-    "WeightMode", "WorkloadCase", "load_problem", "problem_names",
+    "WeightMode", "WorkloadCase", "case_of_key", "load_problem", "problem_names", "problems_like",
 ]  # fmt: skip
 
 PROBLEMS_DIR = Path(__file__).resolve().parent / "problems"
@@ -47,6 +47,34 @@ def load_problem(name_or_path: str = DEFAULT_PROBLEM) -> Problem:
         return _build(definition, tuning, folder)
     except KeyError as error:
         raise ProblemError(f"{folder.name}: field {error.args[0]!r} is missing") from error
+
+
+def problems_like(problem: Problem) -> tuple[Problem, ...]:
+    """This problem, then the shipped ones of its family."""
+    shipped = (load_problem(name) for name in problem_names() if name != problem.name)
+    return (problem, *(other for other in shipped if other.family == problem.family))
+
+
+def case_of_key(key: str, problems: Iterable[Problem]) -> WorkloadCase | None:
+    """The case that a key names, from the first of these problems that gives it at some constants and dtype."""
+    parts = key.split("|")
+    if len(parts) != len(("family", "chain", "dtype", "constants", "inputs", "weights", "axes")):
+        return None
+    dtype, constants, weights, axes = parts[2], parts[3], parts[5], parts[6]
+    for problem in problems:
+        try:
+            sized = problem.with_constants(**_numbers(constants)).with_dtype(dtype)
+            case = sized.case(weight_mode="packed" if weights == "packed" else "separate", **_numbers(axes))
+        except ValueError:  # a ProblemError is one
+            continue
+        if case.key == key:
+            return case
+    return None
+
+
+def _numbers(text: str) -> dict[str, int]:
+    pairs = (part.partition("=") for part in text.split(","))
+    return {name: int(value) for name, _, value in pairs}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from tilewright.report.text import clean
 
 
 def lookup_text(found: Mapping[str, Any], *, explain: bool = False) -> str:
-    """What is served; with `explain`, also what was passed over and which fields differ."""
+    """What is served; with `explain`, also each record that could serve, the fields that differ, and its use."""
     lines = [
         f"{found['case']}: {found['grade']} ({found['layer']})",
         f"  plan    {found['label']}",
@@ -20,10 +20,20 @@ def lookup_text(found: Mapping[str, Any], *, explain: bool = False) -> str:
         lines.append(f"  key     {found['key']}")
         lines += [f"  from    {found['source']}"] if found["source"] else []
         lines += [f"  differs {difference}" for difference in found["differences"]]
-        for passed in found["passed_over"]:
-            lines.append(f"  passed over: {passed['grade']} record in {passed['source']}")
-            lines += [f"    {difference}" for difference in passed["differences"]]
+        for candidate in found.get("candidates", ()):
+            lines += _candidate(candidate)
     return "\n".join(clean(line) for line in lines) + "\n"
+
+
+def _candidate(candidate: Mapping[str, Any]) -> list[str]:
+    time = "" if candidate["median_us"] is None else f", {candidate['median_us']:.1f} us there"
+    where = f"{candidate['gpu']}, Triton {candidate['triton']}{time}"
+    return [
+        f"  {candidate['grade']} record of {candidate['case']} on {where}",
+        f"    {candidate['use']}",
+        f"    plan {candidate['label']}, from {candidate['layer']} {candidate['source']}",
+        *(f"    differs: {difference}" for difference in candidate["differences"]),
+    ]
 
 
 def _values(values: Mapping[str, Any]) -> str:

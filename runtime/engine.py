@@ -5,18 +5,28 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from triton.errors import TritonError
 
-from tilewright.errors import NotWarmedUp
+from tilewright.errors import NotWarmedUp, TilewrightError
 from tilewright.kernel_templates.base import allocate, run_kernel
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.inputs import pack
-from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import WorkloadCase
+from tilewright.runtime import quarantine
+from tilewright.runtime.check import complaint_against
 from tilewright.runtime.log import warn_once
 from tilewright.runtime.machine import Device, Machine, machine_of
 from tilewright.runtime.memo import Memo
-from tilewright.runtime.serving import Grade, lookup
+from tilewright.runtime.quarantine import Failed
+from tilewright.runtime.serving import Grade, Lookup, lookup, lookup_again
+from tilewright.runtime.trace import counter_for
+
+
+class WrongOutput(Exception):
+    """A plan that was to be checked failed the check."""
+
+
+class Unchecked(Exception):
+    """A plan could not be checked, so that nothing is known of it."""
 
 
 class Launcher:
@@ -30,22 +40,29 @@ class Launcher:
         self._index = device.index if device.type == "cuda" else None
         self._lock = threading.Lock()
         self.ready = False  # every kernel is compiled and loaded
-        self.found = lookup(case, machine)
-        self.plan = self.found.plan
-        self._use(self.plan)
+        self._use(lookup(case, machine))
 
-    def _use(self, plan: FusionPlan) -> None:
+    def _use(self, found: Lookup) -> None:
+        self.found = found
+        recorded = found.grade in (Grade.EXACT, Grade.COMPATIBLE)
+        self._counter = None if recorded else counter_for(self.case, found.grade)
+        self.plan = plan = found.plan
         registry = load_family(self.case.problem.family).registry
-        self.plan = plan
         self._steps = [(registry[s.template].launch, s.values) for s in plan.stages]
-        specs = self.case.problem.intermediates
-        self._workspace = [(s.name, self.case.shape(s.name) or (), getattr(torch, s.dtype)) for s in specs]
+        problem = self.case.problem
+        specs = problem.intermediates
+        self._output, self._dtype = problem.outputs[0].name, getattr(torch, problem.dtype)
+        workspace = [(s.name, self.case.shape(s.name) or (), getattr(torch, s.dtype)) for s in specs]
         for stage in plan.stages:
             for name, scratch in registry[stage.template].scratch(stage.values, self.case).items():
-                self._workspace.append((name, scratch.shape, scratch.dtype))
+                workspace.append((name, tuple(scratch.shape), scratch.dtype))
+        # new_empty takes sizes one by one, but none at all only as an empty tuple.
+        self._workspace = [(name, shape or ((),), dtype) for name, shape, dtype in workspace]
 
     def __call__(self, tensors: dict[str, Any]) -> None:
         """`tensors` holds the problem's inputs and outputs, checked; outputs are written in place."""
+        if self._counter is not None:
+            self._counter.calls += 1
         if not self.ready:
             self._first(tensors)
         elif self._index is None or self._index == torch.cuda.current_device():
@@ -55,35 +72,86 @@ class Launcher:
                 self._launch(tensors)
 
     def _launch(self, tensors: dict[str, Any]) -> None:
-        device = self.device
         everything = dict(tensors)
+        # The cheapest ways to ask: a method instead of torch.empty, sizes one by one, a dtype only where it differs.
+        new_empty, own = tensors[self._output].new_empty, self._dtype
         for name, shape, dtype in self._workspace:
-            everything[name] = torch.empty(shape, dtype=dtype, device=device)
+            everything[name] = new_empty(*shape) if dtype is own else new_empty(*shape, dtype=dtype)
         for launch, values in self._steps:
             launch(everything, values, self.case, run_kernel)
 
     def _first(self, tensors: dict[str, Any]) -> None:
-        """One thread compiles, the others wait. A tuned plan that cannot be built here gives way to the default."""
+        """One thread compiles, the others wait. A plan that fails here gives way to the next best, at last to the
+        default; a failure of that one, a wrong call and a lack of memory are the caller's to see."""
         if self._index is not None and torch.cuda.is_current_stream_capturing():
             raise NotWarmedUp(
                 f"{self.case.name} was never run on {self.device}, and compiling would break the CUDA graph capture; "
                 f"call tilewright.runtime.warmup([case]) or dispatch once before capturing"
             )
         with self._lock, torch.cuda.device(-1 if self._index is None else self._index):
-            try:
+            if self.ready:
                 self._launch(tensors)
-            except TritonError as error:
-                if self.found.grade is Grade.DEFAULT:
-                    raise
-                warn_once(
-                    ("unbuildable", self.plan.digest, self.case.key),
-                    "plan %s of %s does not build on %s, the default plan runs: %s",
-                    self.plan.label, self.case.name, self._machine.label, str(error).strip().splitlines()[0],
-                )  # fmt: skip
-                registry = load_family(self.case.problem.family).registry
-                self._use(registry.default_plan(self.case, self._machine.limits))
-                self._launch(tensors)
+                return
+            blamed: list[tuple[Failed, str]] = []
+            while not self._runs(tensors, blamed):
+                pass
+            for failed, reason in blamed:  # another plan runs, so that it was not the machine
+                quarantine.put(failed, reason)
             self.ready = True
+
+    def _runs(self, tensors: dict[str, Any], blamed: list[tuple[Failed, str]]) -> bool:
+        """Checks, launches and waits for the plan in hand; one that fails is held back, and the next best in hand."""
+        try:
+            self._prove()
+            self._launch(tensors)
+            self._wait()
+            return True
+        except (TilewrightError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # whatever a plan does: it is recorded, and another serves
+            if self.found.grade is Grade.DEFAULT:
+                raise
+            self._give_way(error, blamed)
+            return False
+
+    def _prove(self) -> None:
+        """A plan from another compiler or source is checked before it touches the caller's tensors."""
+        if self.found.grade is not Grade.STALE:
+            return
+        family = load_family(self.case.problem.family)
+        try:
+            complaint = complaint_against(self.plan, self.case, family, self.device)
+        except torch.OutOfMemoryError as error:
+            raise Unchecked("there is not enough memory to check it") from error
+        if complaint:
+            raise WrongOutput(complaint)
+
+    def _wait(self) -> None:
+        """A fault on the device shows only when somebody waits for it: here, while it is known whose it is."""
+        if self._index is not None:
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _give_way(self, error: Exception, blamed: list[tuple[Failed, str]]) -> None:
+        """Holds the plan in hand back from this process, and takes the next best."""
+        found, registry = self.found, load_family(self.case.problem.family).registry
+        assert found.record is not None
+        row, label = found.record.record, self._machine.label
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+        warn_once(
+            ("obstacle", found.source, row.case_key, row.digest),
+            "plan %s of %s (%s, from %s) fails on %s and is not used any more: %s",
+            found.plan.label, self.case.name, found.grade, found.source, label, reason,
+        )  # fmt: skip
+        failed = Failed.of(self.case, found.plan, registry, self._machine.environment)
+        quarantine.hold(failed, reason)
+        if not isinstance(error, Unchecked | OSError | MemoryError):
+            blamed.append((failed, reason))
+        try:
+            self._wait()
+        except RuntimeError:  # the device's context is lost: nothing can run in this process any more
+            quarantine.put(failed, reason)
+            raise error from None
+        self._use(lookup_again(self.case, self._machine))
 
 
 _launchers: Memo[tuple[str, torch.device], Launcher] = Memo()

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -59,7 +60,7 @@ def dispatch(
     grad = torch.is_grad_enabled()
     try:
         packed = q_proj_weight.data_ptr() + q_proj_weight.nbytes == k_proj_weight.data_ptr() and _is_packed(given)
-        key = (grad, head_dim, packed, *map(signature, given))
+        key = (head_dim, packed, signature(given, grad=grad))
     except AttributeError:  # something is no tensor; the checks name it
         _prepare(given, grad, head_dim, packed=False)
         raise
@@ -71,16 +72,17 @@ def dispatch(
 class _Call:
     """A prepared call: valid for every set of arguments of one signature."""
 
-    present: tuple[tuple[int, str], ...]  # position and name of the tensors that are given
+    present: tuple[str, ...]  # names of the tensors that are given, and what picks them from the arguments
+    pick: Callable[[tuple[Tensor | None, ...]], tuple[Tensor, ...]]
     adapters: tuple[tuple[str, Adapter], ...]
     output_shape: tuple[int, ...]
     launcher: Launcher | None  # None where there is nothing to compute
 
     def __call__(self, given: tuple[Tensor | None, ...], rms_norm_eps: float) -> Tensor:
-        tensors: dict[str, Any] = {name: given[i] for i, name in self.present}
+        tensors: dict[str, Any] = dict(zip(self.present, self.pick(given), strict=True))
         if "output" not in tensors:
             hidden: Tensor = tensors["hidden_states"]
-            tensors["output"] = torch.empty(self.output_shape, dtype=hidden.dtype, device=hidden.device)
+            tensors["output"] = hidden.new_empty(*self.output_shape)
         output: Tensor = tensors["output"]
         if type(rms_norm_eps) is not float or not 0.0 <= rms_norm_eps < math.inf:
             rms_norm_eps = _checked_eps(rms_norm_eps)
@@ -125,13 +127,13 @@ def _prepare(given: tuple[Tensor | None, ...], grad: bool, head_dim: int | None,
     shape = (*hidden.shape[:2], case["hidden_size"])
     if "output" in tensors:
         check_output(tensors["output"], shape)
-    present = tuple((i, name) for i, name in enumerate(NAMES) if name in tensors)
+    present, pick = tuple(tensors), itemgetter(*(NAMES.index(name) for name in tensors))
     if 0 in shape:
-        return _Call(present, (), shape, None)
+        return _Call(present, pick, (), shape, None)
     check_device(hidden.device)
     adapters = copies({name: t for name, t in tensors.items() if name not in ("cos", "sin", "output")})
     adapters |= rotary_adapters(tensors["cos"], tensors["sin"], shape[0])
-    return _Call(present, tuple(adapters.items()), shape, launcher_for(case, hidden.device))
+    return _Call(present, pick, tuple(adapters.items()), shape, launcher_for(case, hidden.device))
 
 
 def infer(tensors: Mapping[str, Tensor], dtype: str, head_dim: int | None, weight_mode: WeightMode) -> WorkloadCase:

@@ -1,6 +1,7 @@
 """The device that a call runs on, as an environment to look records up by and as limits to check plans against."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -42,9 +43,15 @@ def machine_of(device: Device = None) -> Machine:
     return _machines.get(key) or _machines.keep(key, _describe(*key))
 
 
+@cache
+def _has_cuda() -> bool:
+    """Asked once: it counts devices every time, for microseconds."""
+    return torch.cuda.is_available()
+
+
 def _resolve(device: str | torch.device | None) -> tuple[str, int]:
     if device is None or device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "interpret"
+        return ("cuda", torch.cuda.current_device()) if _has_cuda() else ("interpret", 0)
     kind, _, index = str(device).partition(":")
     if kind in ("interpret", "cpu"):
         return "interpret", 0
@@ -54,7 +61,7 @@ def _resolve(device: str | torch.device | None) -> tuple[str, int]:
 
 
 def _current_cuda_index() -> int:
-    return torch.cuda.current_device() if torch.cuda.is_available() else 0
+    return torch.cuda.current_device() if _has_cuda() else 0
 
 
 def _describe(kind: str, index: int) -> Machine:

@@ -33,6 +33,11 @@ class Memo(Generic[K, V]):
                 del self._answers[next(iter(self._answers))]
             return self._answers.setdefault(key, value)
 
+    def drop(self, key: K) -> None:
+        """Forgets one answer, if it is there."""
+        with self._lock:
+            self._answers.pop(key, None)
+
     def clear(self) -> None:
         with self._lock:
             self._answers.clear()

@@ -9,9 +9,11 @@ Rule, in this order, over the layers explicit, user, shipped:
    axes (tokens), then of each axis from the last, then the case's name; never outside a factor of MOST_RATIO in the
    product or in any axis; and the plan must pass every constraint at the asked case: `transferred`. A case with packed
    weights then looks at the records of separate ones, whose plans it can run.
-3. Else the family's default plan: `default`.
+3. Else, only where allowed, a record of the same case and card from another source or compiler, the newest compiler
+   first: `stale`. The engine compiles and checks it before it serves.
+4. Else the family's default plan: `default`.
 
-Records of the same case from another compiler or source (`stale`) or card (`foreign`) are reported, never served.
+Plans in quarantine are passed over everywhere. Records from another card (`foreign`) are reported, never served.
 """
 
 from collections.abc import Iterator
@@ -22,22 +24,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
-
-from tilewright.db.environment import Environment, public_version
 from tilewright.db.rows import StoredRecord
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.plan import FusionPlan, Registry
 from tilewright.problem import WorkloadCase
+from tilewright.runtime.differences import beside_differences, identity_differences
 from tilewright.runtime.layers import Layer, RecordSet, record_sets
 from tilewright.runtime.log import forget_warnings, logger, warn_once
 from tilewright.runtime.machine import Device, Machine, machine_of
 from tilewright.runtime.memo import Memo, clear_all
+from tilewright.runtime.quarantine import Failed, reason_against
+from tilewright.runtime.stale import compiler_of, stale_allowed
 
 MOST_RATIO = 2
-IDENTITY_FIELDS = ("kind", "gpu_name", "sm_count", "memory_gib", "capability", "mig", "triton")
-BESIDE_FIELDS = ("torch", "cuda", "driver", "ptxas")
 
 
 class Grade(StrEnum):
@@ -56,13 +56,14 @@ _RANK = {grade: rank for rank, grade in enumerate(Grade)}
 
 @dataclass(frozen=True)
 class PassedOver:
-    """A record of the asked case that was not served, and the fields that differ from here."""
+    """A record of the asked case that was not served, the fields that differ from here, and what forbids its plan."""
 
     layer: Layer
     source: str
     record: StoredRecord
     grade: Grade
     differences: tuple[str, ...]
+    obstacle: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,20 +97,35 @@ class Lookup:
             "record_case": row.case_key if row else None,
             "median_us": row.median_us if row and self.grade in (Grade.EXACT, Grade.COMPATIBLE) else None,
             "passed_over": [
-                {"layer": p.layer.value, "source": p.source, "grade": p.grade.value, "differences": list(p.differences)}
+                {
+                    "layer": p.layer.value,
+                    "source": p.source,
+                    "grade": p.grade.value,
+                    "differences": list(p.differences),
+                    "obstacle": p.obstacle,
+                }
                 for p in self.passed_over
             ],
         }
 
 
-_lookups: Memo[tuple[str, Machine, str | Path | None], Lookup] = Memo()
+_lookups: Memo[tuple[str, Machine, str | Path | None, bool | None], Lookup] = Memo()
 
 
-def lookup(case: WorkloadCase, device: Device = None, *, db: str | Path | None = None) -> Lookup:
-    """The plan for this case on this device; memoised, safe in threads, and no exception for want of a record."""
+def lookup(
+    case: WorkloadCase, device: Device = None, *, db: str | Path | None = None, allow_stale: bool | None = None
+) -> Lookup:
+    """The plan for this case on this device; memoised, safe in threads, and no exception for want of a record.
+    `allow_stale` None leaves it to TILEWRIGHT_ALLOW_STALE."""
     machine = machine_of(device)
-    key = (case.key, machine, db)
-    return _lookups.get(key) or _lookups.keep(key, _find(case, machine, record_sets(db)))
+    key = (case.key, machine, db, allow_stale)
+    return _lookups.get(key) or _lookups.keep(key, _find(case, machine, record_sets(db), allow_stale))
+
+
+def lookup_again(case: WorkloadCase, machine: Machine) -> Lookup:
+    """As `lookup`, after a plan was put in quarantine."""
+    _lookups.drop((case.key, machine, None, None))
+    return lookup(case, machine)
 
 
 def forget() -> None:
@@ -118,10 +134,11 @@ def forget() -> None:
     forget_warnings()
 
 
-def _find(case: WorkloadCase, machine: Machine, sets: tuple[RecordSet, ...]) -> Lookup:
+def _find(case: WorkloadCase, machine: Machine, sets: tuple[RecordSet, ...], allow_stale: bool | None) -> Lookup:
     registry = load_family(case.problem.family).registry
-    asked = _Asked(case, machine, registry)
+    asked = Asked(case, machine, registry)
     passed_over: list[PassedOver] = []
+    stale = stale_allowed(allow_stale)
     for records in sets:
         graded = sorted((asked.grade(record, records) for record in records.of_case.get(case.key, ())), key=_preference)
         for found in graded:
@@ -129,7 +146,9 @@ def _find(case: WorkloadCase, machine: Machine, sets: tuple[RecordSet, ...]) -> 
             if plan is not None:
                 reason = f"tuned for this case on {found.record.environment.gpu_name}"
                 return _served(case, plan, found, reason)
-            passed_over.append(found)
+            wanted = found.grade in (Grade.EXACT, Grade.COMPATIBLE) or (stale and found.grade is Grade.STALE)
+            obstacle = asked.obstacle(found) if wanted else ""
+            passed_over.append(replace(found, obstacle=obstacle))
     return (
         asked.nearest(case.variant_key, sets, tuple(passed_over))
         or (
@@ -137,6 +156,7 @@ def _find(case: WorkloadCase, machine: Machine, sets: tuple[RecordSet, ...]) -> 
             if case.weight_mode == "packed"
             else None
         )
+        or (asked.stale(tuple(passed_over)) if stale else None)
         or _default(case, machine, registry, tuple(passed_over))
     )
 
@@ -151,7 +171,8 @@ def _served(case: WorkloadCase, plan: FusionPlan, found: PassedOver, reason: str
 
 def _default(case: WorkloadCase, machine: Machine, registry: Registry, passed_over: tuple[PassedOver, ...]) -> Lookup:
     plan = registry.default_plan(case, machine.limits)
-    warned = warn_once(
+    # A record that cannot be used was warned of already.
+    warned = any(found.obstacle for found in passed_over) or warn_once(
         ("untuned", case.variant_key, machine.label),
         "no record for %s (%s, %s) on %s: the default plan runs; `tilewright tune --case %s` finds a better one. "
         "Searched for %s; further untuned shapes are logged at level INFO",
@@ -171,7 +192,7 @@ def _preference(found: PassedOver) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """One question: judges records for this case, machine and template sources."""
 
     case: WorkloadCase
@@ -180,14 +201,14 @@ class _Asked:
 
     def grade(self, record: StoredRecord, records: RecordSet) -> PassedOver:
         """How the record's environment and source compare with what is here."""
-        differences = list(_differing(record.environment, self.machine.environment))
+        differences = list(identity_differences(record.environment, self.machine.environment))
         stale_source = self._source_difference(record)
         grade = Grade.EXACT
         if any(not text.startswith("triton ") for text in differences):
             grade = Grade.FOREIGN
         elif differences or stale_source:
             grade = Grade.STALE
-        beside = _beside(record.environment, self.machine.environment)
+        beside = beside_differences(record.environment, self.machine.environment)
         if grade is Grade.EXACT and beside:
             grade = Grade.COMPATIBLE
         return PassedOver(records.layer, records.source, record, grade, (*differences, *stale_source, *beside))
@@ -200,33 +221,48 @@ class _Asked:
         gone = [stage.template for stage in plan.stages if stage.template not in set(self.registry)]
         if gone:
             return (f"template {gone[0]} is not here any more",)
-        here = self.registry.source_hash(plan)
-        return (
-            ()
-            if here == record.record.source_hash
-            else (f"template source {record.record.source_hash} there, {here} here",)
-        )
+        there, here = record.record.source_hash, self.registry.source_hash(plan)
+        return () if here == there else (f"template source {there} there, {here} here",)
 
-    def usable_plan(self, found: PassedOver) -> FusionPlan | None:
-        """The record's plan if every stage may run at the asked case; a damaged one is named once."""
-        row = found.record.record
+    def obstacle(self, found: PassedOver) -> str:
+        """Why the record's plan may not run at the asked case; empty when every stage may."""
         try:
             if found.record.invalid:
                 raise UsageError(found.record.invalid)
-            plan = FusionPlan.from_json(row.plan)
+            plan = FusionPlan.from_json(found.record.record.plan)
             self.registry.check(plan, self.case, self.machine.limits)
         except UsageError as error:
-            if row.case_key == self.case.key:
-                warn_once(
-                    ("malformed", found.source, row.case_key, row.digest),
-                    "record %s of %s in %s is skipped: %s", row.digest, self.case.name, found.source, error,
-                )  # fmt: skip
-            return None
-        return plan
+            return str(error)
+        reason = reason_against(Failed.of(self.case, plan, self.registry, self.machine.environment))
+        return f"in quarantine: {reason}" if reason else ""
+
+    def usable_plan(self, found: PassedOver) -> FusionPlan | None:
+        """The record's plan unless something forbids it; of a record of the asked case that is said once."""
+        row, obstacle = found.record.record, self.obstacle(found)
+        if not obstacle:
+            return FusionPlan.from_json(row.plan)
+        if row.case_key == self.case.key:
+            warn_once(
+                ("obstacle", found.source, row.case_key, row.digest),
+                "record %s of %s in %s is skipped: %s", row.digest, self.case.name, found.source, obstacle,
+            )  # fmt: skip
+        return None
+
+    def stale(self, passed_over: tuple[PassedOver, ...]) -> Lookup | None:
+        """Rule 3: of the first layer that has one, the record of the newest compiler."""
+        newest = sorted(passed_over, key=lambda found: compiler_of(found.record), reverse=True)
+        for layer in Layer:
+            for found in newest:
+                plan = self.usable_plan(found) if (found.layer, found.grade) == (layer, Grade.STALE) else None
+                if plan is not None:
+                    reason = "stale records are allowed; it is compiled and checked here before it first serves"
+                    rest = tuple(other for other in passed_over if other is not found)
+                    return replace(_served(self.case, plan, found, reason), passed_over=rest)
+        return None
 
     def nearest(self, variant: str, sets: tuple[RecordSet, ...], passed_over: tuple[PassedOver, ...]) -> Lookup | None:
         """Rule 2 over one variant's records; layers only break ties of distance and name."""
-        for _, found in sorted(self._near(variant, sets), key=lambda near: near[0]):
+        for _, found in sorted(self.near(variant, sets), key=lambda near: near[0]):
             plan = self.usable_plan(found)
             if plan is not None:
                 there = ",".join(f"{name}={value}" for name, value in found.record.axes.items())
@@ -236,7 +272,7 @@ class _Asked:
                 return replace(served, passed_over=passed_over)
         return None
 
-    def _near(self, variant: str, sets: tuple[RecordSet, ...]) -> Iterator[tuple[Any, PassedOver]]:
+    def near(self, variant: str, sets: tuple[RecordSet, ...]) -> Iterator[tuple[Any, PassedOver]]:
         for order, records in enumerate(sets):
             for record in records.of_variant.get(variant, ()):
                 distance = _distance(record, self.case)
@@ -262,32 +298,3 @@ def _distance(record: StoredRecord, case: WorkloadCase) -> tuple[Any, ...] | Non
 def _ratio(a: int, b: int) -> Fraction:
     """At least 1, and ordered as |log2(a / b)| is, without rounding."""
     return Fraction(max(a, b), min(a, b)) if min(a, b) > 0 else Fraction(10**9)
-
-
-def _differing(there: Environment, here: Environment) -> Iterator[str]:
-    for name, a, b in zip(IDENTITY_FIELDS, there.identity, here.identity, strict=True):
-        if name == "triton" and _version(a) == _version(b):
-            continue
-        if a != b:
-            yield f"{name} {a or 'none'} there, {b or 'none'} here" + (_age(a, b) if name == "triton" else "")
-
-
-def _beside(there: Environment, here: Environment) -> tuple[str, ...]:
-    """Fields outside the identity that are known on both sides and differ."""
-    pairs = ((name, getattr(there, name), getattr(here, name)) for name in BESIDE_FIELDS)
-    return tuple(f"{name} {a} there, {b} here" for name, a, b in pairs if a and b and a != b)
-
-
-def _version(text: str) -> Version | None:
-    try:
-        return Version(public_version(text))
-    except InvalidVersion:
-        return None
-
-
-def _age(there: str, here: str) -> str:
-    """Versions compare as versions: 3.10 is newer than 3.9."""
-    a, b = _version(there), _version(here)
-    if a is None or b is None:
-        return ""
-    return " (older)" if a < b else " (newer)"

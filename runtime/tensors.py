@@ -1,6 +1,6 @@
 """What is asked of the tensors of a call, stated once: type, device, dtype, layout, gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,17 +15,37 @@ ALIGNMENT_BYTES = 16  # what descriptor (TMA) loads and 128-bit loads need
 Adapter = Callable[[Tensor], Tensor]
 
 
-def signature(tensor: Tensor | None) -> Any:
-    """Everything about a tensor that decides how a call is prepared; equal signatures share the preparation."""
-    if tensor is None:
-        return None
-    return (
-        tensor.shape,
-        tensor.is_contiguous() or tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        tensor.data_ptr() & (ALIGNMENT_BYTES - 1),
-        tensor.requires_grad,
+def signature(tensors: Sequence[Tensor | None], *, grad: bool) -> tuple[Any, ...]:
+    """Everything about the tensors that decides how a call is prepared; equal signatures share the preparation.
+
+    Tensors that are alike and plain, as they nearly always are, need little more than their shapes: this is most of
+    what a call costs on the host.
+    """
+    first = tensors[0]
+    if first is None:
+        return _long_signature(tensors, grad)
+    dtype, device = first.dtype, first.device
+    shapes: list[Any] = []
+    pointers = 0
+    for t in tensors:
+        if t is None:
+            shapes.append(None)
+            continue
+        if t.dtype is not dtype or t.device != device or not t.is_contiguous() or (grad and t.requires_grad):
+            return _long_signature(tensors, grad)
+        shapes.append(t.shape)
+        pointers |= t.data_ptr()
+    if pointers & (ALIGNMENT_BYTES - 1):
+        return _long_signature(tensors, grad)
+    return (dtype, device, *shapes)
+
+
+def _long_signature(tensors: Sequence[Tensor | None], grad: bool) -> tuple[Any, ...]:
+    return tuple(
+        None
+        if t is None
+        else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & (ALIGNMENT_BYTES - 1), grad and t.requires_grad)
+        for t in tensors
     )
 
 

@@ -12,20 +12,12 @@ from tilewright.kernel_templates.families import Family
 from tilewright.kernel_templates.inputs import InputOptions, make_inputs, pack
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.kernel_templates.reference import cast, run_ops
+from tilewright.kernel_templates.tolerance import Expected, wide_dtype
 from tilewright.problem import WorkloadCase
 from tilewright.search.outcome import Candidate
 
 GUARD = 7.0
 GUARD_ELEMENTS = 1024  # before and behind every checked tensor; keeps 16-byte alignment
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The wide reference of one tensor, and how far the eager block is from it: over all, and in its worst row."""
-
-    value: torch.Tensor
-    eager_error: float
-    eager_row_error: float
 
 
 @dataclass(frozen=True)
@@ -83,10 +75,9 @@ class CaseState:
             names = self.case.problem.op_names[first : last + 1]
             state = self.outside(options, first)
             eager = run_ops(self.family.ops, names, state, self.case)
-            wide = run_ops(self.family.ops, names, cast(state, self._wide), self.case)
+            wide = run_ops(self.family.ops, names, cast(state, wide_dtype(self.device)), self.case)
             self._expected[key] = {
-                name: Expected(wide[name], *errors(eager[name], wide[name]))
-                for name in self.case.problem.ops[last].writes
+                name: Expected.of(eager[name], wide[name]) for name in self.case.problem.ops[last].writes
             }
         return self._expected[key]
 
@@ -121,10 +112,6 @@ class CaseState:
     def _checksums(self, options: InputOptions, first: int) -> dict[str, int]:
         found = {n: _checksum(t) for n, t in self.outside(options, first).items() if isinstance(t, torch.Tensor)}
         return dict(zip(found, torch.stack(list(found.values())).tolist(), strict=True))  # the host waits once
-
-    @property
-    def _wide(self) -> torch.dtype:
-        return torch.float32 if self.device.type == "cuda" else torch.float64
 
 
 class Bound:
@@ -225,16 +212,6 @@ def _copied(case: WorkloadCase, inputs: Mapping[str, Any]) -> dict[str, torch.Te
 def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     integer = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.view(integer), b.view(integer))
-
-
-def errors(found: torch.Tensor, wide: torch.Tensor) -> tuple[float, float]:
-    """Relative Frobenius error over all, and that of the worst row; infinite where anything is not finite."""
-    difference = found.to(wide.dtype) - wide
-    rows, norms = difference.flatten(0, -2).norm(dim=-1), wide.flatten(0, -2).norm(dim=-1)
-    total = rows.norm() / norms.norm().clamp_min(1e-30)
-    worst = (rows / norms.clamp_min(1e-30)).max()
-    values = torch.stack((total, worst)).tolist()
-    return tuple(x if x == x else float("inf") for x in values)  # type: ignore[return-value]
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tilewright.errors import UsageError
 from tilewright.problem import DEFAULT_PROBLEM, Problem, WeightMode, WorkloadCase, load_problem
+from tilewright.wanted import read_wanted
 
 if TYPE_CHECKING:
     from tilewright.kernel_templates.base import Limits
@@ -21,6 +22,7 @@ class Selection:
     suite: str
     cases: tuple[WorkloadCase, ...]
     device: str  # cuda:N | interpret
+    notes: tuple[str, ...] = ()
 
 
 def resolve(
@@ -41,14 +43,33 @@ def resolve(
     if suite is None:
         suite = "smoke" if chosen == INTERPRET else "full"
     if chosen == INTERPRET and suite == "full" and not sizes_only:
-        sizes = ", ".join(f"{name}={value}" for name, value in problem.constants.items())
-        raise UsageError(f"suite full at {sizes} would take the interpreter days; use --suite smoke, or a GPU")
+        raise UsageError(
+            f"suite full at {_sizes(problem)} would take the interpreter days; use --suite smoke, or a GPU"
+        )
     sized = problem.at_suite(suite)
     if cases:
         selected = tuple(sized.parse_case(text, weight_mode=weights) for text in cases)
     else:
         selected = problem.suite(suite, weight_mode=weights)
     return Selection(problem, suite, tuple(dict.fromkeys(selected)), chosen)
+
+
+def resolve_wanted(path: str, problem_name: str, *, device: str) -> Selection:
+    """The shapes of a file that TILEWRIGHT_TRACE made, most used first; UsageError where none can be tuned here."""
+    problem, chosen = load_problem(problem_name), resolve_device(device)
+    wanted = read_wanted(path, problem)
+    notes = tuple(f"wanted shape {shape} is of no problem known here and is left out" for shape in wanted.skipped)
+    if not wanted.cases:
+        raise UsageError(f"wanted {path} holds no shape of {problem.name} or another problem known here")
+    published = [case for case in wanted.cases if case.problem.constants == problem.constants]
+    if chosen == INTERPRET and published:
+        where = f"{published[0].name} at {_sizes(problem)}"
+        raise UsageError(f"wanted {path} holds {where}, which would take the interpreter days; use a GPU")
+    return Selection(problem, "wanted", wanted.cases, chosen, notes)
+
+
+def _sizes(problem: Problem) -> str:
+    return ", ".join(f"{name}={value}" for name, value in problem.constants.items())
 
 
 def resolve_device(text: str) -> str:

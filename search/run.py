@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from tilewright.db.environment import Environment
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
 from tilewright.db.store import Store
+from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import load_family
 from tilewright.problem import WeightMode, WorkloadCase
@@ -22,7 +23,7 @@ from tilewright.search.effort import Effort, effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
-from tilewright.search.request import Selection, resolve
+from tilewright.search.request import Selection, resolve, resolve_wanted
 from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
@@ -48,6 +49,7 @@ class TuneRequest:
     weights: WeightMode = "separate"
     triton_only: bool = False
     refinal: bool = False
+    wanted: str | None = None
     db: str | None = None
 
     @property
@@ -62,6 +64,10 @@ class TuneRequest:
 
     def select(self) -> Selection:
         make_sampler(self.sampler, self.seed)  # an unknown name is told before anything is opened
+        if self.wanted is not None:
+            if self.cases or self.suite:
+                raise UsageError("--wanted names the cases itself; leave out --case and --suite")
+            return resolve_wanted(self.wanted, self.problem, device=self.device)
         return resolve(self.problem, cases=self.cases, suite=self.suite, device=self.device, weights=self.weights)
 
 
@@ -138,6 +144,8 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
         with watch(limits.kind != "interpret") as progress, Interrupt(progress.says) as interrupt:
             for warning in store.warnings:
                 progress.says(f"warning: {warning}")
+            for note in selection.notes:
+                progress.says(note)
             progress.says(_headline(environment, store, selection))
             with _run_outcome(store, run_id, interrupt), compiler_for(limits, selection) as compiler:
                 context = Context(

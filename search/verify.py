@@ -10,10 +10,10 @@ from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import Family
 from tilewright.kernel_templates.inputs import InputOptions
 from tilewright.kernel_templates.plan import FusionPlan
+from tilewright.kernel_templates.tolerance import compare
 from tilewright.problem import WorkloadCase
-from tilewright.search.case_state import Bound, CaseState, Checked, Expected, errors
+from tilewright.search.case_state import Bound, CaseState, Checked
 from tilewright.search.outcome import Candidate
-from tilewright.search.tolerance import bound, row_bound
 
 # The first are the inputs of the public protocol. They hide a norm weight of one that is left out, an epsilon that a
 # variance of one dwarfs, and what an earlier call left behind; the second show all three.
@@ -93,7 +93,7 @@ def replay_check(state: CaseState, held: Bound, replay: Callable[[], None], opti
 def _judge(state: CaseState, held: Bound, options: InputOptions) -> Finding:
     worst = 0.0
     for name, wanted in state.expected(options, held.segment.first, held.segment.last).items():
-        reason, ratio = _compare(name, held.made[name], wanted)
+        reason, ratio = compare(name, held.made[name], wanted)
         if reason:
             return Finding(Status.WRONG, reason, ratio)
         worst = max(worst, ratio)
@@ -104,7 +104,7 @@ def compare_outputs(state: CaseState, outputs: dict[str, torch.Tensor], options:
     """Why the block's outputs are wrong for these inputs; empty when they are right."""
     expected = state.expected(options, 0, len(state.case.problem.ops) - 1)
     for name, wanted in expected.items():
-        reason, _ = _compare(name, outputs[name], wanted)
+        reason, _ = compare(name, outputs[name], wanted)
         if reason:
             return reason
     return ""
@@ -153,20 +153,6 @@ def _repeats_agree(state: CaseState, plan: FusionPlan) -> bool:
             return False
         first = first or found
     return True
-
-
-def _compare(name: str, found: torch.Tensor, wanted: Expected) -> tuple[str, float]:
-    """A reason when the tensor is wrong, and the error ratio."""
-    error, row_error = errors(found, wanted.value)
-    ratio = error / max(wanted.eager_error, 1e-12)
-    if error == float("inf") or row_error == float("inf"):
-        missing = int((~torch.isfinite(found)).sum())
-        return f"{name}: {missing} of {found.numel()} values are not finite", float("inf")
-    if error > bound(wanted.eager_error):
-        return f"{name}: relative error {error:.2e}, eager block {wanted.eager_error:.2e}", ratio
-    if row_error > row_bound(wanted.eager_row_error):
-        return f"{name}: worst row's error {row_error:.2e}, eager block {wanted.eager_row_error:.2e}", ratio
-    return "", ratio
 
 
 def _rejected(family: Family, plan: FusionPlan, case: WorkloadCase, limits: Limits) -> bool:

@@ -23,6 +23,11 @@ def _does_not_build(tensors: Tensors, values: Values, case: WorkloadCase, run: R
     raise OutOfResources(300_000, 232_448, "shared memory")
 
 
+def _is_wrong(tensors: Tensors, values: Values, case: WorkloadCase, run: Run) -> None:
+    LAUNCHES.append("wrong")
+    tensors["output"].fill_(1.0)
+
+
 def _template(
     name: str, covers: tuple[str, ...], optional: tuple[str, ...] = (), **choices: tuple[Value, ...]
 ) -> Template:
@@ -52,6 +57,7 @@ def _template(
 
 CHAIN = ("qkv_projection", "qk_norm", "rope", "attention", "output_projection")
 UNBUILDABLE = dataclasses.replace(_template("unbuildable", CHAIN, ("qk_norm",)), launch=_does_not_build)
+WRONG = dataclasses.replace(_template("wrong", CHAIN, ("qk_norm",)), launch=_is_wrong)
 
 FAMILY = Family(
     registry=Registry(
@@ -62,6 +68,7 @@ FAMILY = Family(
             _template("output", ("output_projection",)),
             _template("whole", CHAIN, optional=("qk_norm",)),
             UNBUILDABLE,
+            WRONG,
         )
     ),
     ops=reference.OPS,

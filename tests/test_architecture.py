@@ -17,15 +17,18 @@ ALLOWED = {
     "expressions": {"errors"},
     "definition": {"errors", "expressions"},
     "problem": {"definition", "errors"},
+    "wanted": {"problem", "errors"},
     "db": {"db", "problem", "errors"},
     "kernel_templates": {"kernel_templates", "problem", "errors"},
-    "search": {"search", "kernel_templates", "db", "problem", "errors"},
-    "runtime": {"runtime", "kernel_templates", "db", "problem", "expressions", "errors"},
+    "search": {"search", "kernel_templates", "db", "wanted", "problem", "errors"},
+    "runtime": {"runtime", "kernel_templates", "db", "wanted", "problem", "expressions", "errors"},
     "report": {"report", "kernel_templates", "db", "problem", "errors"},
     "live": {"search", "db", "problem", "errors"},
     "cli_options": {"problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
-    "cli": {"cli_options", "cli_queries", "live", "search", "runtime", "report", "db", "problem", "errors"},
+    "cli_verify": {"cli_options", "search", "runtime", "report", "problem", "errors"},
+    "cli": {"cli_options", "cli_queries", "cli_verify", "live", "search", "runtime", "report"}
+    | {"db", "problem", "errors"},
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},

@@ -22,10 +22,17 @@ def test_it_says_what_is_served_and_why() -> None:
     assert "600.0 us" in text
 
 
-def test_explaining_lists_what_was_passed_over_and_the_fields_that_differ() -> None:
-    short, long = lookup_text(a_document()), lookup_text(a_document(), explain=True)
+def test_explaining_lists_each_candidate_its_use_and_the_fields_that_differ() -> None:
+    candidate = {
+        "case": "b4s512", "grade": "stale", "layer": "user", "source": "a.sqlite", "gpu": "NVIDIA H200",
+        "triton": "3.6.0", "label": "gemm", "median_us": 600.0, "differences": ["triton 3.6 there"],
+        "use": "not served",
+    }  # fmt: skip
+    document = a_document(candidates=[candidate])
+    short, long = lookup_text(document), lookup_text(document, explain=True)
     assert "stale" not in short
-    assert "passed over: stale record in a.sqlite\n    triton 3.6 there" in long
+    assert "  stale record of b4s512 on NVIDIA H200, Triton 3.6.0, 600.0 us there\n    not served\n" in long
+    assert "    differs: triton 3.6 there" in long
 
 
 def test_control_characters_in_stored_names_are_shown_not_obeyed() -> None:

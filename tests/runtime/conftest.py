@@ -17,7 +17,9 @@ def _serving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setitem(families.FAMILIES, "gqa_attention", "eager_family")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.delenv("TILEWRIGHT_DB", raising=False)
+    for name in ("TILEWRIGHT_DB", "TILEWRIGHT_ALLOW_STALE", "TILEWRIGHT_TRACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TILEWRIGHT_QUARANTINE", str(tmp_path / "state" / "quarantine.json"))
     monkeypatch.setattr(layers, "SHIPPED_DIR", tmp_path / "shipped")
     families.load_family.cache_clear()
     forget()
