@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, Select, select, update
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from tilewright.db import mapping, queries, schema
@@ -23,9 +24,15 @@ Answer = TypeVar("Answer")
 
 
 class Store:
-    """Opened by `Store.open`; usable from several threads; every method is atomic and durable when it returns."""
+    """Opened by `Store.open`; usable from several threads; every method is atomic and durable when it returns.
+
+    A `guard` is called first in every transaction that writes, and forbids it by raising.
+    """
 
     def __init__(self, location: Location, engine: Engine, warnings: tuple[str, ...]) -> None:
+        self.guard: Callable[[Session], None] = lambda session: None
+        self._known_environments: dict[Environment, int] = {}
+        self._known_cases: dict[str, int] = {}
         self.location = location
         self.warnings = warnings
         self.engine = engine
@@ -60,20 +67,27 @@ class Store:
 
     def environment(self, env: Environment) -> int:
         """Id of the environment, which is stored if it is new."""
-        return self._write(lambda session: _environment_id(session, env))
+        return self._write(lambda session: self._owners(session, env=env)["environment_id"])
 
     def case(self, case: WorkloadCase) -> int:
         """Id of the case, which is stored if it is new."""
-        return self._write(lambda session: _case_id(session, case))
+        return self._write(lambda session: self._owners(session, case=case)["case_id"])
 
-    def begin_run(self, run: RunRow, env: Environment) -> int:
-        """Id of the new run; runs whose process died without a word are closed as interrupted first."""
+    def begin_run(self, run: RunRow, env: Environment, *, device: str = "", job_id: int | None = None) -> int:
+        """Id of the new run; runs whose process died without a word are closed as interrupted first.
+
+        So are earlier runs for the same job: whoever had it before has lost it.
+        """
         owner = Owner.this_process()
 
         def action(session: Session) -> int:
             _close_dead_runs(session)
+            if job_id is not None:
+                _close_runs_of_job(session, job_id)
             row = RunTable(
-                environment_id=_environment_id(session, env),
+                **self._owners(session, env=env),
+                device=device,
+                job_id=job_id,
                 **{name: getattr(run, name) for name in mapping.RUN_FIELDS},
                 status=RunStatus.RUNNING,
                 note="",
@@ -101,11 +115,7 @@ class Store:
 
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
-            owners = {
-                "run_id": run_id,
-                "case_id": _case_id(session, case),
-                "environment_id": _environment_id(session, env),
-            }
+            owners = {"run_id": run_id, **self._owners(session, case=case, env=env)}
             columns = mapping.trial_columns(trial)
             identity = ("level", "digest", "source_hash", "regime", "attempt")
             same = select(TrialTable.id).filter_by(**owners, **{name: columns[name] for name in identity})
@@ -136,7 +146,8 @@ class Store:
 
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
-            owners = {"case_id": _case_id(session, case), "environment_id": _environment_id(session, env)}
+            owners = self._owners(session, case=case, env=env)
+            session.execute(_locked_environment(owners["environment_id"]))  # two winners, one after the other
             former = update(RecordTable).filter_by(**owners, regime=record.regime, active=True)
             session.execute(former.values(active=False))
             columns = mapping.record_columns(record)
@@ -157,9 +168,27 @@ class Store:
 
         self._write(action)
 
+    def _owners(
+        self, session: Session, *, case: WorkloadCase | None = None, env: Environment | None = None
+    ) -> dict[str, int]:
+        """Ids by column; those that are known cost no query, and a fleet's trials no write to one shared row."""
+        owners: dict[str, int] = {}
+        if case is not None:
+            owners["case_id"] = self._known_cases.get(case.key) or _case_id(session, case)
+            session.info.setdefault("cases", {})[case.key] = owners["case_id"]
+        if env is not None:
+            owners["environment_id"] = self._known_environments.get(env) or _environment_id(session, env)
+            session.info.setdefault("environments", {})[env] = owners["environment_id"]
+        return owners
+
     def _write(self, action: Callable[[Session], Answer]) -> Answer:
-        with explained(self.location.shown), Session(self.engine) as session, session.begin():
-            return action(session)
+        with explained(self.location.shown), Session(self.engine) as session:
+            with session.begin():
+                self.guard(session)
+                answer = action(session)
+            self._known_cases |= session.info.get("cases", {})  # only now are they certain to be there
+            self._known_environments |= session.info.get("environments", {})
+            return answer
 
     def _read(self, question: Callable[[Session], Answer]) -> Answer:
         with explained(self.location.shown), Session(self._reads) as session:
@@ -167,14 +196,19 @@ class Store:
 
 
 Table = TypeVar("Table", RunTable, RecordTable)
+Named = TypeVar("Named", EnvironmentTable, ProblemTable, CaseTable)
 
 
 def _open_server(location: Location) -> Engine:
     assert location.url is not None
     engine = server_engine(location, location.url, writes=True)
-    with explained(location.shown), engine.begin() as connection:
-        if schema.state(connection, location.shown) is not schema.State.CURRENT:
-            schema.migrate(connection)
+    try:
+        with explained(location.shown), engine.begin() as connection:
+            if schema.state(connection, location.shown) is not schema.State.CURRENT:
+                schema.migrate(connection)
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
 
 
@@ -196,12 +230,9 @@ def _existing(session: Session, table: type[Table], row_id: int) -> Table:
 
 def _environment_id(session: Session, env: Environment) -> int:
     """Clocks and ceilings, which are no part of the identity, are kept at the latest values seen."""
-    row = session.scalar(select(EnvironmentTable).filter_by(digest=env.digest))
-    if row is None:
-        row = EnvironmentTable(digest=env.digest, created_at=_now(), **mapping.environment_columns(env))
-        session.add(row)
-        session.flush()
-        return row.id
+    values = {"digest": env.digest, "created_at": _now(), **mapping.environment_columns(env)}
+    _insert_absent(session, EnvironmentTable, values)
+    row = session.scalars(select(EnvironmentTable).filter_by(digest=env.digest)).one()
     for name in mapping.MOVING_FIELDS:
         if getattr(env, name) is not None:
             setattr(row, name, getattr(env, name))
@@ -209,26 +240,42 @@ def _environment_id(session: Session, env: Environment) -> int:
 
 
 def _case_id(session: Session, case: WorkloadCase) -> int:
-    known = session.scalar(select(CaseTable.id).filter_by(key=case.key))
-    if known is not None:
-        return known
-    problem = session.scalar(select(ProblemTable).filter_by(name=case.problem.name))
-    if problem is None:
-        problem = ProblemTable(name=case.problem.name, family=case.problem.family)
-        session.add(problem)
-        session.flush()
-    row = CaseTable(
-        problem_id=problem.id,
-        key=case.key,
-        variant_key=case.variant_key,
-        name=case.name,
-        dtype=case.problem.dtype,
-        weight_mode=case.weight_mode,
-        axes=dict(case.shape_axes),
-    )
-    session.add(row)
-    session.flush()
-    return row.id
+    known = select(CaseTable.id).filter_by(key=case.key)
+    found = session.scalar(known)
+    if found is not None:
+        return found
+    _insert_absent(session, ProblemTable, {"name": case.problem.name, "family": case.problem.family})
+    problem_id = session.scalars(select(ProblemTable.id).filter_by(name=case.problem.name)).one()
+    values = {
+        "problem_id": problem_id,
+        "key": case.key,
+        "variant_key": case.variant_key,
+        "name": case.name,
+        "dtype": case.problem.dtype,
+        "weight_mode": case.weight_mode,
+        "axes": dict(case.shape_axes),
+    }
+    _insert_absent(session, CaseTable, values)
+    return session.scalars(known).one()
+
+
+def _insert_absent(session: Session, table: type[Named], values: dict[str, Any]) -> None:
+    """Another process may store the same row at the same moment; waits for it where the server has row locks."""
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(postgresql.insert(table).values(**values).on_conflict_do_nothing())
+    else:
+        session.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
+
+
+def _locked_environment(environment_id: int) -> Select[Any]:
+    """A row that every worker may update; trials, which only refer to it, go on. SQLite locks the file anyhow."""
+    return select(EnvironmentTable.id).filter_by(id=environment_id).with_for_update(key_share=True)
+
+
+def _close_runs_of_job(session: Session, job_id: int) -> None:
+    former = update(RunTable).filter_by(status=RunStatus.RUNNING, job_id=job_id)
+    note = "another worker took over its job"
+    session.execute(former.values(status=RunStatus.INTERRUPTED, note=note, finished_at=_now()))
 
 
 def _close_dead_runs(session: Session) -> None:
