@@ -33,6 +33,8 @@ def cli() -> None:
 @case_option
 @suite_option
 @device_option
+@click.option("--devices", metavar="all|0,1,..", help="Several equal GPUs of this host, one case at a time on each.")
+@click.option("--shard", metavar="I/N", help="Only this part of the cases, for hosts that share nothing.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
 @click.option("--trials", type=click.IntRange(min=1), help="At most this many new trials over all cases.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time for all cases.")
@@ -69,7 +71,16 @@ def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
     from tilewright.live import LiveProgress
 
     console = Console(stderr=True)
-    report = run_tune(request, lambda measures: LiveProgress(console, measures=measures))
+
+    def watch(measures: bool) -> LiveProgress:
+        return LiveProgress(console, measures=measures)
+
+    if request.devices is None:
+        report = run_tune(request, watch)
+    else:
+        from tilewright.search.devices import resolve_devices, run_devices
+
+        report = run_devices(request, resolve_devices(request.devices), watch)
     if as_json:
         emit(report.to_json(), as_json=True)
     if not report.all_found:
