@@ -49,9 +49,8 @@ def explained(shown: str) -> Iterator[None]:
         yield
     except DBAPIError as error:
         if error.connection_invalidated or went_away(error.orig):
-            raise Unreachable(
-                f"database {shown} does not answer, or went away; retry when it is up ({error.orig})"
-            ) from error
+            why = " ".join(str(error.orig).split())
+            raise Unreachable(f"database {shown} does not answer, or went away; retry when it is up ({why})") from error
         raise explanation(shown, error.orig or error) from error
     except sqlite3.Error as error:
         raise explanation(shown, error) from error
@@ -67,13 +66,13 @@ def explanation(shown: str, error: BaseException) -> DatabaseError:
 
 
 def went_away(error: BaseException | None) -> bool:
-    """Whether a server's driver says that there is no connection: no SQLSTATE, or one of its classes 08 and 57P."""
+    """Whether a server's driver says that the connection is gone: no SQLSTATE, classes 08 and 57P, or 25P03."""
     if error is None or isinstance(error, sqlite3.Error):
         return False
     state = getattr(error, "sqlstate", None)
     if state is None:
         return type(error).__name__ in ("OperationalError", "ConnectionTimeout")
-    return str(state).startswith(("08", "57P"))
+    return str(state).startswith(("08", "57P", "25P03"))
 
 
 def result_name(error: BaseException) -> str:

@@ -1,11 +1,11 @@
 """The one writer: trials as they end, records as they are made, each in a transaction of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-from sqlalchemy import Engine, Select, select, update
+from sqlalchemy import Engine, Select, event, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
@@ -13,7 +13,7 @@ from tilewright.db import mapping, queries, schema
 from tilewright.db.engine import JournalMode, server_engine, writer_engine
 from tilewright.db.environment import Environment
 from tilewright.db.faults import explained
-from tilewright.db.models import CaseTable, EnvironmentTable, ProblemTable, RecordTable, RunTable, TrialTable
+from tilewright.db.models import Base, CaseTable, EnvironmentTable, ProblemTable, RecordTable, RunTable, TrialTable
 from tilewright.db.paths import Location, locate, network_file_system
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, StoredRecord, TrialRow
 from tilewright.db.runs import Owner
@@ -55,6 +55,23 @@ class Store:
             if journal_mode is None and not location.path.exists():
                 journal_mode = "delete"
         return cls(location, writer_engine(location.path, journal_mode, busy_timeout_s), warnings)
+
+    def limit_transactions(self, seconds: float) -> None:
+        """For a server: a process that stops, or is cut off, inside a transaction keeps its locks no longer."""
+        settings = (
+            f"SET idle_in_transaction_session_timeout = {round(1000 * seconds)}",
+            f"SET tcp_keepalives_idle = {max(1, round(seconds / 2))}",
+            f"SET tcp_keepalives_interval = {max(1, round(seconds / 6))}",
+            "SET tcp_keepalives_count = 3",
+        )
+
+        @event.listens_for(self.engine, "connect")
+        def limit(connection: Any, _: object) -> None:
+            for setting in settings:
+                connection.execute(setting)
+            connection.commit()
+
+        self.engine.dispose()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -130,6 +147,23 @@ class Store:
 
         return self._write(action)
 
+    def add_trials(self, run_id: int, env: Environment, trials: Sequence[tuple[WorkloadCase, TrialRow]]) -> None:
+        """All of them or none, each once, as `add_trial` stores one."""
+
+        def action(session: Session) -> None:
+            rows = [
+                {
+                    "run_id": run_id,
+                    **self._owners(session, case=case, env=env),
+                    **mapping.trial_columns(trial),
+                    "finished_at": trial.finished_at or _now(),
+                }
+                for case, trial in trials
+            ]
+            _insert_absent(session, TrialTable, rows)
+
+        self._write(action)
+
     def trials(self, **asked: Unpack[queries.TrialFilter]) -> list[TrialRow]:
         """The trials that can be read, in the order in which they were stored."""
         found = self._read(lambda session: queries.trials(session, **asked))
@@ -140,14 +174,23 @@ class Store:
         found = self._read(lambda s: queries.records(s, active=True, case_key=case.key, env=env, regime=regime))
         return found[0] if found else None
 
+    def active_records(self, problem: str, env: Environment | None, regime: str) -> list[StoredRecord]:
+        """What is served of a problem, in exactly this environment where one is given."""
+        return self._read(lambda s: queries.records(s, active=True, problem=problem, env=env, regime=regime))
+
     def activate(self, run_id: int, case: WorkloadCase, env: Environment, record: RecordRow) -> int:
-        """Id of the new active record; the former one stays as history."""
+        """Id of the new active record; the former one stays as history. The same record is stored once."""
         _check_key(case, record.case_key)
 
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
             owners = self._owners(session, case=case, env=env)
             session.execute(_locked_environment(owners["environment_id"]))  # two winners, one after the other
+            if record.created_at is not None:
+                this = {"run_id": run_id, "digest": record.digest, "created_at": record.created_at}
+                known = session.scalar(select(RecordTable.id).filter_by(**owners, **this))
+                if known is not None:
+                    return known
             former = update(RecordTable).filter_by(**owners, regime=record.regime, active=True)
             session.execute(former.values(active=False))
             columns = mapping.record_columns(record)
@@ -196,7 +239,6 @@ class Store:
 
 
 Table = TypeVar("Table", RunTable, RecordTable)
-Named = TypeVar("Named", EnvironmentTable, ProblemTable, CaseTable)
 
 
 def _open_server(location: Location) -> Engine:
@@ -231,7 +273,7 @@ def _existing(session: Session, table: type[Table], row_id: int) -> Table:
 def _environment_id(session: Session, env: Environment) -> int:
     """Clocks and ceilings, which are no part of the identity, are kept at the latest values seen."""
     values = {"digest": env.digest, "created_at": _now(), **mapping.environment_columns(env)}
-    _insert_absent(session, EnvironmentTable, values)
+    _insert_absent(session, EnvironmentTable, [values])
     row = session.scalars(select(EnvironmentTable).filter_by(digest=env.digest)).one()
     for name in mapping.MOVING_FIELDS:
         if getattr(env, name) is not None:
@@ -244,7 +286,7 @@ def _case_id(session: Session, case: WorkloadCase) -> int:
     found = session.scalar(known)
     if found is not None:
         return found
-    _insert_absent(session, ProblemTable, {"name": case.problem.name, "family": case.problem.family})
+    _insert_absent(session, ProblemTable, [{"name": case.problem.name, "family": case.problem.family}])
     problem_id = session.scalars(select(ProblemTable.id).filter_by(name=case.problem.name)).one()
     values = {
         "problem_id": problem_id,
@@ -255,16 +297,16 @@ def _case_id(session: Session, case: WorkloadCase) -> int:
         "weight_mode": case.weight_mode,
         "axes": dict(case.shape_axes),
     }
-    _insert_absent(session, CaseTable, values)
+    _insert_absent(session, CaseTable, [values])
     return session.scalars(known).one()
 
 
-def _insert_absent(session: Session, table: type[Named], values: dict[str, Any]) -> None:
+def _insert_absent(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
     """Another process may store the same row at the same moment; waits for it where the server has row locks."""
     if session.get_bind().dialect.name == "postgresql":
-        session.execute(postgresql.insert(table).values(**values).on_conflict_do_nothing())
+        session.execute(postgresql.insert(table).on_conflict_do_nothing(), rows)
     else:
-        session.execute(sqlite.insert(table).values(**values).on_conflict_do_nothing())
+        session.execute(sqlite.insert(table).on_conflict_do_nothing(), rows)
 
 
 def _locked_environment(environment_id: int) -> Select[Any]:

@@ -91,6 +91,20 @@ def gpu_count() -> int:
         pynvml.nvmlShutdown()
 
 
+def gpu_name(index: int) -> str:
+    """The model of a GPU as CUDA numbers and names it, without a CUDA context of ours staying behind."""
+    import pynvml
+
+    from tilewright.db.environment import normalised_gpu_name
+
+    pynvml.nvmlInit()
+    try:
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+        return normalised_gpu_name(name.decode() if isinstance(name, bytes) else name)
+    finally:
+        pynvml.nvmlShutdown()
+
+
 def limits_of(device: str, capability: int | None, sm_count: int) -> "Limits":
     """Of a card that is not here, where a capability is named; else of the device."""
     from tilewright.kernel_templates.device import SHARED_MEMORY_BYTES, named_limits

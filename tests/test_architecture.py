@@ -25,7 +25,19 @@ ALLOWED = {
     "live": {"search", "db", "problem", "errors"},
     "cli_options": {"problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
-    "cli": {"cli_options", "cli_queries", "live", "search", "runtime", "report", "db", "problem", "errors"},
+    "cli_fleet": {"cli_options", "live", "search", "db", "errors"},
+    "cli": {
+        "cli_options",
+        "cli_queries",
+        "cli_fleet",
+        "live",
+        "search",
+        "runtime",
+        "report",
+        "db",
+        "problem",
+        "errors",
+    },
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},
