@@ -1,22 +1,21 @@
 """The one writer: trials as they end, records as they are made, each in a transaction of its own."""
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, Unpack
 
-from sqlalchemy import Engine, Select, event, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Engine, event, select, update
 from sqlalchemy.orm import Session
 
-from tilewright.db import mapping, queries, schema
+from tilewright.db import mapping, queries, schema, shared_rows
 from tilewright.db.engine import JournalMode, server_engine, writer_engine
 from tilewright.db.environment import Environment
 from tilewright.db.faults import explained
-from tilewright.db.models import Base, CaseTable, EnvironmentTable, ProblemTable, RecordTable, RunTable, TrialTable
+from tilewright.db.models import RecordTable, RunTable, TrialTable
 from tilewright.db.paths import Location, locate, network_file_system
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, StoredRecord, TrialRow
 from tilewright.db.runs import Owner
+from tilewright.db.shared_rows import now
 from tilewright.errors import NothingFound, UsageError
 from tilewright.problem import WorkloadCase
 
@@ -98,9 +97,9 @@ class Store:
         owner = Owner.this_process()
 
         def action(session: Session) -> int:
-            _close_dead_runs(session)
+            shared_rows.close_dead_runs(session)
             if job_id is not None:
-                _close_runs_of_job(session, job_id)
+                shared_rows.close_runs_of_job(session, job_id)
             row = RunTable(
                 **self._owners(session, env=env),
                 device=device,
@@ -111,7 +110,7 @@ class Store:
                 host=owner.host,
                 pid=owner.pid,
                 process_started_s=owner.started_s,
-                started_at=_now(),
+                started_at=now(),
             )
             session.add(row)
             session.flush()
@@ -122,7 +121,7 @@ class Store:
     def finish_run(self, run_id: int, status: RunStatus, note: str = "") -> None:
         def action(session: Session) -> None:
             row = _existing(session, RunTable, run_id)
-            row.status, row.note, row.finished_at = RunStatus(status), note, _now()
+            row.status, row.note, row.finished_at = RunStatus(status), note, now()
 
         self._write(action)
 
@@ -139,7 +138,7 @@ class Store:
             known = session.scalar(same)
             if known is not None:
                 return known
-            columns["finished_at"] = trial.finished_at or _now()
+            columns["finished_at"] = trial.finished_at or now()
             row = TrialTable(**owners, **columns)
             session.add(row)
             session.flush()
@@ -156,11 +155,11 @@ class Store:
                     "run_id": run_id,
                     **self._owners(session, case=case, env=env),
                     **mapping.trial_columns(trial),
-                    "finished_at": trial.finished_at or _now(),
+                    "finished_at": trial.finished_at or now(),
                 }
                 for case, trial in trials
             ]
-            _insert_absent(session, TrialTable, rows)
+            shared_rows.insert_absent(session, TrialTable, rows)
 
         self._write(action)
 
@@ -185,7 +184,9 @@ class Store:
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
             owners = self._owners(session, case=case, env=env)
-            session.execute(_locked_environment(owners["environment_id"]))  # two winners, one after the other
+            session.execute(
+                shared_rows.locked_environment(owners["environment_id"])
+            )  # two winners, one after the other
             if record.created_at is not None:
                 this = {"run_id": run_id, "digest": record.digest, "created_at": record.created_at}
                 known = session.scalar(select(RecordTable.id).filter_by(**owners, **this))
@@ -194,7 +195,7 @@ class Store:
             former = update(RecordTable).filter_by(**owners, regime=record.regime, active=True)
             session.execute(former.values(active=False))
             columns = mapping.record_columns(record)
-            columns["created_at"] = record.created_at or _now()
+            columns["created_at"] = record.created_at or now()
             row = RecordTable(run_id=run_id, **owners, **columns, active=True, quarantine_reason="")
             session.add(row)
             session.flush()
@@ -217,10 +218,10 @@ class Store:
         """Ids by column; those that are known cost no query, and a fleet's trials no write to one shared row."""
         owners: dict[str, int] = {}
         if case is not None:
-            owners["case_id"] = self._known_cases.get(case.key) or _case_id(session, case)
+            owners["case_id"] = self._known_cases.get(case.key) or shared_rows.case_id(session, case)
             session.info.setdefault("cases", {})[case.key] = owners["case_id"]
         if env is not None:
-            owners["environment_id"] = self._known_environments.get(env) or _environment_id(session, env)
+            owners["environment_id"] = self._known_environments.get(env) or shared_rows.environment_id(session, env)
             session.info.setdefault("environments", {})[env] = owners["environment_id"]
         return owners
 
@@ -254,10 +255,6 @@ def _open_server(location: Location) -> Engine:
     return engine
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
 def _check_key(case: WorkloadCase, key: str) -> None:
     if case.key != key:
         raise UsageError(f"the row's case_key {key!r} is not that of case {case.name}, {case.key!r}")
@@ -268,59 +265,3 @@ def _existing(session: Session, table: type[Table], row_id: int) -> Table:
     if row is None:
         raise NothingFound(f"the database has no row {row_id} in {table.__tablename__}")
     return row
-
-
-def _environment_id(session: Session, env: Environment) -> int:
-    """Clocks and ceilings, which are no part of the identity, are kept at the latest values seen."""
-    values = {"digest": env.digest, "created_at": _now(), **mapping.environment_columns(env)}
-    _insert_absent(session, EnvironmentTable, [values])
-    row = session.scalars(select(EnvironmentTable).filter_by(digest=env.digest)).one()
-    for name in mapping.MOVING_FIELDS:
-        if getattr(env, name) is not None:
-            setattr(row, name, getattr(env, name))
-    return row.id
-
-
-def _case_id(session: Session, case: WorkloadCase) -> int:
-    known = select(CaseTable.id).filter_by(key=case.key)
-    found = session.scalar(known)
-    if found is not None:
-        return found
-    _insert_absent(session, ProblemTable, [{"name": case.problem.name, "family": case.problem.family}])
-    problem_id = session.scalars(select(ProblemTable.id).filter_by(name=case.problem.name)).one()
-    values = {
-        "problem_id": problem_id,
-        "key": case.key,
-        "variant_key": case.variant_key,
-        "name": case.name,
-        "dtype": case.problem.dtype,
-        "weight_mode": case.weight_mode,
-        "axes": dict(case.shape_axes),
-    }
-    _insert_absent(session, CaseTable, [values])
-    return session.scalars(known).one()
-
-
-def _insert_absent(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> None:
-    """Another process may store the same row at the same moment; waits for it where the server has row locks."""
-    if session.get_bind().dialect.name == "postgresql":
-        session.execute(postgresql.insert(table).on_conflict_do_nothing(), rows)
-    else:
-        session.execute(sqlite.insert(table).on_conflict_do_nothing(), rows)
-
-
-def _locked_environment(environment_id: int) -> Select[Any]:
-    """A row that every worker may update; trials, which only refer to it, go on. SQLite locks the file anyhow."""
-    return select(EnvironmentTable.id).filter_by(id=environment_id).with_for_update(key_share=True)
-
-
-def _close_runs_of_job(session: Session, job_id: int) -> None:
-    former = update(RunTable).filter_by(status=RunStatus.RUNNING, job_id=job_id)
-    note = "another worker took over its job"
-    session.execute(former.values(status=RunStatus.INTERRUPTED, note=note, finished_at=_now()))
-
-
-def _close_dead_runs(session: Session) -> None:
-    for row in session.scalars(select(RunTable).filter_by(status=RunStatus.RUNNING)):
-        if Owner(row.host, row.pid, row.process_started_s).is_dead():
-            row.status, row.note, row.finished_at = RunStatus.INTERRUPTED, "its process ended without a word", _now()

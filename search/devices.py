@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tilewright.db.environment import Environment
@@ -14,7 +15,7 @@ from tilewright.errors import UsageError
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import WorkloadCase
 from tilewright.search.interrupt import Interrupt
-from tilewright.search.progress import CaseResult
+from tilewright.search.progress import CaseResult, Progress
 from tilewright.search.request import gpu_count
 from tilewright.search.run import (
     Parts,
@@ -91,48 +92,58 @@ def run_devices(
         first = described[devices[0]]
         progress = stack.enter_context(watch(first.limits.kind != "interpret"))
         interrupt = stack.enter_context(Interrupt(progress.says))
-        abandoned = threading.Event()
         for warning in store.warnings:
             progress.says(f"warning: {warning}")
         progress.says(f"{headline(first.environment, store, selection)} | {len(devices)} devices")
-        learned: list[tuple[WorkloadCase, FusionPlan]] = []
-        tuners: dict[str, Tuner] = {}
-        every: list[RunRecords] = []
-        for device, session in sessions.items():
-            records = _begin(request, device, store, described[device], abandoned)
-            stack.enter_context(run_outcome(store, records.run_id))
-            compiler = compiler_for(first.limits, selection.problem.family, len(devices))
-            parts = Parts(
-                session,
-                described[device],
-                stack.enter_context(compiler),
-                records,
-                progress,
-                stopping=lambda: interrupt.requested,
-                devices=len(devices),
-            )
-            context = context_for(request, selection.problem.family, parts)
-            tuners[device] = Tuner(context, records, refinal=request.refinal, learned=learned)
-            every.append(records)
-
-        def abandon() -> None:
-            abandoned.set()
-            for session in sessions.values():
-                session.close()
-
-        results = tune_longest_first(tuners, selection.cases, budget, lambda: interrupt.requested, abandon)
+        crew = _Crew(request, selection.problem.family, store, sessions, described)
+        tuners = crew.staff(stack, progress, lambda: interrupt.requested)
+        results = tune_longest_first(tuners, selection.cases, budget, lambda: interrupt.requested, crew.abandon)
         interrupt.raise_if_requested()
         database = store.location.shown
-    seconds, held = time.monotonic() - begun, sum(records.gpu_seconds for records in every)
-    return TuneReport(selection.problem.name, first.environment, database, tuple(results), seconds, held)
+    seconds = time.monotonic() - begun
+    problem = selection.problem.name
+    return TuneReport(problem, first.environment, database, tuple(results), seconds, crew.gpu_seconds)
 
 
-def _begin(
-    request: TuneRequest, device: str, store: Store, described: "Described", abandoned: threading.Event
-) -> "_Records":
-    """A run of the device's own."""
-    run_id = store.begin_run(run_row(request), described.environment, device=device)
-    return _Records(store, run_id, described.environment, request.resolved_effort.measure.regime_name, abandoned)
+@dataclass
+class _Crew:
+    """The devices of one run with what works on them."""
+
+    request: TuneRequest
+    family: str
+    store: Store
+    sessions: Mapping[str, DeviceSession]
+    described: Mapping[str, "Described"]
+    records: list["_Records"] = field(default_factory=list)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def gpu_seconds(self) -> float:
+        return sum(records.gpu_seconds for records in self.records)
+
+    def staff(self, stack: ExitStack, progress: Progress, stopping: Callable[[], bool]) -> dict[str, Tuner]:
+        """A tuner for each device; `stack` ends their runs and compilers. Winners of one are seeds for all."""
+        learned: list[tuple[WorkloadCase, FusionPlan]] = []
+        count = len(self.sessions)
+        tuners = {}
+        for device, session in self.sessions.items():
+            described = self.described[device]
+            run_id = self.store.begin_run(run_row(self.request), described.environment, device=device)
+            stack.enter_context(run_outcome(self.store, run_id))
+            regime = self.request.resolved_effort.measure.regime_name
+            records = _Records(self.store, run_id, described.environment, regime, self.abandoned)
+            compiler = stack.enter_context(compiler_for(described.limits, self.family, count))
+            parts = Parts(session, described, compiler, records, progress, stopping, count)
+            context = context_for(self.request, self.family, parts)
+            tuners[device] = Tuner(context, records, refinal=self.request.refinal, learned=learned)
+            self.records.append(records)
+        return tuners
+
+    def abandon(self) -> None:
+        """At once: whatever a device was busy with is not stored."""
+        self.abandoned.set()
+        for session in self.sessions.values():
+            session.close()
 
 
 class _Records(RunRecords):

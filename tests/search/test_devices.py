@@ -1,19 +1,27 @@
 """Several devices of one host: cases are spread, a case stays where it is, and unequal devices are refused."""
 
 import dataclasses
+import json
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_fleet import FAMILY as FAKE_FAMILY
+from fake_fleet import FakeSession
 from toys import EFFORT, ENVIRONMENT, FormulaDevice, MemoryStore, a_case, a_context
 
+from tilewright.db.reader import Reader
+from tilewright.db.rows import RunStatus
 from tilewright.errors import UsageError
 from tilewright.problem import WorkloadCase
-from tilewright.search.devices import refuse_unequal, resolve_devices, tune_longest_first
+from tilewright.search.devices import refuse_unequal, resolve_devices, run_devices, tune_longest_first
 from tilewright.search.outcome import Candidate, TrialOutcome
+from tilewright.search.progress import Silent
 from tilewright.search.request import sharded
+from tilewright.search.run import TuneRequest
 from tilewright.search.tune import Budget, Tuner
 
 CASES = tuple(a_case(f"b1s{length}") for length in (256, 264, 272, 280, 288, 296, 304, 312))
@@ -135,3 +143,47 @@ def test_shards_split_the_cases_evenly_and_share_none(count: int) -> None:
 def test_a_shard_that_is_none_is_refused(shard: str) -> None:
     with pytest.raises(UsageError, match="shard must be"):
         sharded(CASES, shard)
+
+
+class Watching(Silent):
+    def __enter__(self) -> "Watching":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def run_on(path: Path, sessions: dict[str, FakeSession], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr("tilewright.search.run.load_family", lambda name: FAKE_FAMILY)
+    request = TuneRequest(
+        "gqa_attention_with_qk_norm",
+        cases=[case.name for case in CASES[:4]],
+        suite="full",
+        device="cuda",
+        effort="quick",
+        db=str(path),
+    )
+    report = run_devices(request, list(sessions), lambda measures: Watching(), lambda device: sessions[device])  # type: ignore[arg-type, return-value]
+    return json.loads(json.dumps(report.to_json()))  # type: ignore[no-any-return]
+
+
+def test_every_device_has_a_run_of_its_own_and_one_report_names_all_cases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sessions = {name: FakeSession(name, 0.002) for name in ("cuda:0", "cuda:1")}
+    report = run_on(tmp_path / "tuned.sqlite", sessions, monkeypatch)
+    assert [case["case"] for case in report["cases"]] == [case.name for case in CASES[:4]]
+    assert all(case["record"] for case in report["cases"])
+    with Reader.open(tmp_path / "tuned.sqlite") as reader:
+        runs, trials = reader.runs(), reader.trials()
+    assert [run.status for run in runs] == [RunStatus.DONE, RunStatus.DONE]
+    homes = {key: {trial.run_id for trial in trials if trial.trial.case_key == key} for key in (c.key for c in CASES)}
+    assert [len(homes[case.key]) for case in CASES[:4]] == [1, 1, 1, 1]
+
+
+def test_unequal_devices_are_refused_before_anything_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = {"cuda:0": FakeSession(), "cuda:1": FakeSession(power_limit_w=500.0)}
+    with pytest.raises(UsageError, match="power_limit_w"):
+        run_on(tmp_path / "tuned.sqlite", sessions, monkeypatch)
+    with Reader.open(tmp_path / "tuned.sqlite") as reader:
+        assert reader.runs() == []
