@@ -209,7 +209,14 @@ def selftest(device: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export, cli_fleet.worker):
+for command in (
+    cli_queries.lookup,
+    cli_queries.results,
+    cli_queries.doctor,
+    cli_queries.export,
+    cli_fleet.worker,
+    cli_fleet.merge,
+):
     cli.add_command(command)
 
 

@@ -1,10 +1,11 @@
-"""The commands of a fleet: worker."""
+"""The commands of a fleet: worker, and merge for hosts that never meet."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from tilewright.cli_options import device_option
+from tilewright.cli_options import device_option, emit, json_option
 from tilewright.errors import DatabaseError
 
 
@@ -37,6 +38,42 @@ def worker(**options: Any) -> None:
 
     with LiveProgress(Console(stderr=True), measures=options["device"] != "interpret") as progress:
         run_worker(WorkerOptions(**options), progress)
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "-o", "--output", required=True, metavar="PATH|URL", help="Made where it is not there; else it takes part."
+)
+@json_option
+def merge(sources: tuple[Path, ...], output: str, as_json: bool) -> None:
+    """Join results of machines that never met; records are elected anew, and the changes printed.
+
+    \b
+    Example: tilewright merge host-a.sqlite host-b.sqlite -o all.sqlite
+    """
+    from tilewright.db.merge import merge as join
+    from tilewright.search.stale import has_current_sources
+
+    report = join(sources, output, has_current_sources)
+    if as_json:
+        emit(report.to_json(), as_json=True)
+        return
+    counts = [
+        f"{name} {report.new[name]:,} new, {report.known[name]:,} known" for name in ("trials", "runs", "records")
+    ]
+    changed = len({(change.case, change.gpu, change.regime) for change in report.changes})
+    emit(" | ".join([*counts, f"served: {changed} changed, {report.kept} kept"]), as_json=False)
+    for change in report.changes:
+        names = f"{change.case} on {change.gpu} ({change.regime})"
+        emit(
+            f"{names}: {_timed(change.before, change.before_us)} -> {_timed(change.after, change.after_us)}",
+            as_json=False,
+        )
+
+
+def _timed(label: str, median_us: float | None) -> str:
+    return label if median_us is None else f"{label}, {median_us:.1f} us"
 
 
 def missing(error: ModuleNotFoundError) -> DatabaseError:

@@ -57,6 +57,10 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def ask(self, question: Callable[[Session], Answer]) -> Answer:
+        """For questions of other modules of this room; asked again when a file moved meanwhile."""
+        return self._source.read(question)
+
     def active_records(self, **asked: Unpack[queries.RecordFilter]) -> list[StoredRecord]:
         """What is served, newest first; `gpu` in any spelling."""
         return self._source.read(lambda session: queries.records(session, active=True, **asked))

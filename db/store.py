@@ -83,11 +83,11 @@ class Store:
 
     def environment(self, env: Environment) -> int:
         """Id of the environment, which is stored if it is new."""
-        return self._write(lambda session: self._owners(session, env=env)["environment_id"])
+        return self.change(lambda session: self._owners(session, env=env)["environment_id"])
 
     def case(self, case: WorkloadCase) -> int:
         """Id of the case, which is stored if it is new."""
-        return self._write(lambda session: self._owners(session, case=case)["case_id"])
+        return self.change(lambda session: self._owners(session, case=case)["case_id"])
 
     def begin_run(self, run: RunRow, env: Environment, *, device: str = "", job_id: int | None = None) -> int:
         """Id of the new run; runs whose process died without a word are closed as interrupted first.
@@ -116,14 +116,14 @@ class Store:
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
 
     def finish_run(self, run_id: int, status: RunStatus, note: str = "") -> None:
         def action(session: Session) -> None:
             row = _existing(session, RunTable, run_id)
             row.status, row.note, row.finished_at = RunStatus(status), note, now()
 
-        self._write(action)
+        self.change(action)
 
     def add_trial(self, run_id: int, case: WorkloadCase, env: Environment, trial: TrialRow) -> int:
         """Id of the trial; the same trial of the same run (level, digest, source, regime, attempt) is stored once."""
@@ -144,7 +144,7 @@ class Store:
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
 
     def add_trials(self, run_id: int, env: Environment, trials: Sequence[tuple[WorkloadCase, TrialRow]]) -> None:
         """All of them or none, each once, as `add_trial` stores one."""
@@ -161,7 +161,7 @@ class Store:
             ]
             shared_rows.insert_absent(session, TrialTable, rows)
 
-        self._write(action)
+        self.change(action)
 
     def trials(self, **asked: Unpack[queries.TrialFilter]) -> list[TrialRow]:
         """The trials that can be read, in the order in which they were stored."""
@@ -201,7 +201,7 @@ class Store:
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
 
     def quarantine(self, record_id: int, reason: str) -> None:
         """The record is served no more; the reason is kept with it."""
@@ -210,7 +210,7 @@ class Store:
             row = _existing(session, RecordTable, record_id)
             row.active, row.quarantine_reason = False, reason
 
-        self._write(action)
+        self.change(action)
 
     def _owners(
         self, session: Session, *, case: WorkloadCase | None = None, env: Environment | None = None
@@ -225,7 +225,8 @@ class Store:
             session.info.setdefault("environments", {})[env] = owners["environment_id"]
         return owners
 
-    def _write(self, action: Callable[[Session], Answer]) -> Answer:
+    def change(self, action: Callable[[Session], Answer]) -> Answer:
+        """One transaction that writes; for other modules of this room too."""
         with explained(self.location.shown), Session(self.engine) as session:
             with session.begin():
                 self.guard(session)
