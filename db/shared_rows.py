@@ -71,6 +71,8 @@ def close_runs_of_job(session: Session, job_id: int) -> None:
 
 
 def close_dead_runs(session: Session) -> None:
-    for row in session.scalars(select(RunTable).filter_by(status=RunStatus.RUNNING)):
+    """Of this host, and for no job: whoever takes over a job closes the runs for it."""
+    running = select(RunTable).filter_by(status=RunStatus.RUNNING, host=Owner.this_process().host, job_id=None)
+    for row in session.scalars(running):
         if Owner(row.host, row.pid, row.process_started_s).is_dead():
             row.status, row.note, row.finished_at = RunStatus.INTERRUPTED, "its process ended without a word", now()
