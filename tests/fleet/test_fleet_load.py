@@ -34,7 +34,9 @@ def test_64_workers_with_10_ms_trials_wait_for_the_database_at_most_a_fifth_of_t
     wall_s = max(each["wall_s"] for each in told)
     total = PROCESSES * THREADS * TRIALS
     with capsys.disabled():
-        print(f"\n64 workers, {total} trials of 10 ms: {total / wall_s:.0f} trials/s, database {share:.1%} of wall time")
+        print(
+            f"\n64 workers, {total} trials of 10 ms: {total / wall_s:.0f} trials/s, database {share:.1%} of wall time"
+        )
     assert share <= 0.2
     with Reader.open(server_url) as reader:
         assert sum(reader.counts().values()) == total
