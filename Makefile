@@ -16,6 +16,7 @@ tune: install
 	$(BIN)/tilewright results
 
 test: install
+	sh tools/postgres.sh
 	$(BIN)/python -m pytest
 
 check: install

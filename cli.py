@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_queries, cli_verify
+from tilewright import cli_fleet, cli_queries, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -33,6 +33,10 @@ def cli() -> None:
 @case_option
 @suite_option
 @device_option
+@click.option("--devices", metavar="all|0,1,..", help="Several equal GPUs of this host, one case at a time on each.")
+@click.option("--gpu", help="With a PostgreSQL --db: the model that the fleet tunes for. Default: the one found here.")
+@click.option("--detach", is_flag=True, help="With a PostgreSQL --db: enqueue the cases and return at once.")
+@click.option("--shard", metavar="I/N", help="Only this part of the cases, for hosts that share nothing.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
 @click.option("--trials", type=click.IntRange(min=1), help="At most this many new trials over all cases.")
 @click.option("--budget", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Time for all cases.")
@@ -50,8 +54,8 @@ def cli() -> None:
 @db_option
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option
-def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
-    """Search the best plan for each case and store it.
+def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options: Any) -> None:
+    """Search the best plan for each case and store it; with a PostgreSQL --db, by the fleet's workers.
 
     \b
     Example: tilewright tune --case b4s512 --effort quick
@@ -59,6 +63,9 @@ def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
     from tilewright.search.run import TuneRequest, run_tune
 
     request = TuneRequest(**options)
+    served = "://" in (request.db or "") and not str(request.db).startswith("sqlite")
+    if (gpu or detach) and not served:
+        raise click.UsageError("--gpu and --detach are for a fleet: pass --db postgresql+psycopg://...")
     if dry_run:
         from tilewright.search.dry_run import plan_run
 
@@ -69,11 +76,38 @@ def tune(as_json: bool, dry_run: bool, **options: Any) -> None:
 
     from tilewright.live import LiveProgress
 
+    if served:
+        tune_by_fleet(request, gpu=gpu, detach=detach, as_json=as_json)
+        return
     console = Console(stderr=True)
-    report = run_tune(request, lambda measures: LiveProgress(console, measures=measures))
+
+    def watch(measures: bool) -> LiveProgress:
+        return LiveProgress(console, measures=measures)
+
+    if request.devices is None:
+        report = run_tune(request, watch)
+    else:
+        from tilewright.search.devices import resolve_devices, run_devices
+
+        report = run_devices(request, resolve_devices(request.devices), watch)
     if as_json:
         emit(report.to_json(), as_json=True)
     if not report.all_found:
+        raise SystemExit(1)
+
+
+def tune_by_fleet(request: Any, *, gpu: str | None, detach: bool, as_json: bool) -> None:
+    """Exit code 1 when a job did not succeed."""
+    if request.devices is not None:
+        raise click.UsageError("--devices is for one host; with a PostgreSQL --db run one worker for each GPU")
+    try:
+        from tilewright.search.fleet import run_fleet
+    except ModuleNotFoundError as error:
+        raise cli_fleet.missing(error) from error
+    report = run_fleet(request, gpu=gpu, detach=detach, says=say)
+    if as_json:
+        emit(report.to_json(), as_json=True)
+    if not detach and not report.all_done:
         raise SystemExit(1)
 
 
@@ -176,7 +210,15 @@ def selftest(device: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-for command in (cli_queries.lookup, cli_queries.results, cli_queries.doctor, cli_queries.export, cli_verify.verify):
+for command in (
+    cli_queries.lookup,
+    cli_queries.results,
+    cli_queries.doctor,
+    cli_queries.export,
+    cli_verify.verify,
+    cli_fleet.worker,
+    cli_fleet.merge,
+):
     cli.add_command(command)
 
 

@@ -67,5 +67,13 @@ class NotWritable(DatabaseError):
     """The file or its folder may not be written."""
 
 
+class Unreachable(DatabaseError):
+    """The database server does not answer or went away; what it acknowledged is kept."""
+
+
+class LeaseLost(DatabaseError):
+    """The job was given to another worker, because this one was not heard of for too long; nothing was written."""
+
+
 class DiskFull(DatabaseError):
     """No room for one more row; what was stored before is kept."""

@@ -1,7 +1,9 @@
 """What a person sees on stderr while a tune runs: a live bar on a terminal, plain lines elsewhere."""
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -13,21 +15,28 @@ from tilewright.search.progress import CaseResult
 PLAIN_EVERY_S = 10.0
 
 
+@dataclass
+class _Case:
+    """A case that is being tuned; on several devices there is one for each."""
+
+    task: TaskID
+    expected: int
+    phase: str = ""
+    done: int = 0
+    failed: int = 0
+
+
 class LiveProgress:
-    """The progress of a run; `measures` is False where times must not be shown as speed."""
+    """The progress of a run, for several threads; `measures` is False where times must not be shown as speed."""
 
     def __init__(self, console: Console, *, measures: bool, now_s: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._measures = measures
         self._now_s = now_s
         self._said_s = now_s()
-        self._case_name = ""
-        self._phase = ""
-        self._expected = 0
-        self._done = 0
-        self._failed = 0
+        self._cases: dict[str, _Case] = {}
         self._overall: TaskID | None = None
-        self._task: TaskID | None = None
+        self._turn = threading.RLock()
         self._bar = Progress(
             TextColumn("{task.description}", table_column=None),
             BarColumn(bar_width=16),
@@ -50,36 +59,35 @@ class LiveProgress:
             self._bar.stop()
 
     def case_begins(self, case: WorkloadCase, number: int, total: int, expected_trials: int) -> None:
-        self._case_name, self._expected, self._done, self._failed = case.name, expected_trials, 0, 0
-        if self._overall is None:
-            self._overall = self._bar.add_task("cases", total=total, best="")
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._bar.update(self._overall, completed=number)
-        self._task = self._bar.add_task(case.name, total=expected_trials, best="")
+        with self._turn:
+            if self._overall is None:
+                self._overall = self._bar.add_task("cases", total=total, best="")
+            task = self._bar.add_task(case.name, total=expected_trials, best="")
+            self._cases[case.key] = _Case(task, expected_trials)
 
     def phase_begins(self, case: WorkloadCase, phase: str) -> None:
-        self._phase = phase
-        if self._task is not None:
-            self._bar.update(self._task, description=f"{case.name} {phase}")
+        with self._turn:
+            at = self._cases[case.key]
+            at.phase = phase
+            self._bar.update(at.task, description=f"{case.name} {phase}")
 
     def trial_ended(self, case: WorkloadCase, row: TrialRow, best_us: float | None) -> None:
-        self._done += 1
-        self._failed += row.status is not Status.OK
-        if self._task is not None:
-            total = max(self._expected, self._done)
-            self._bar.update(self._task, completed=self._done, total=total, best=self._best(best_us))
-        if not self._console.is_terminal and self._now_s() - self._said_s >= PLAIN_EVERY_S:
-            self._said_s = self._now_s()
-            self.says(
-                f"{case.name} {self._phase}: {self._done}/{max(self._expected, self._done)} trials, "
-                f"{self._failed} failed {self._best(best_us)}"
-            )
+        with self._turn:
+            at = self._cases[case.key]
+            at.done += 1
+            at.failed += row.status is not Status.OK
+            total = max(at.expected, at.done)
+            self._bar.update(at.task, completed=at.done, total=total, best=self._best(best_us))
+            if not self._console.is_terminal and self._now_s() - self._said_s >= PLAIN_EVERY_S:
+                self._said_s = self._now_s()
+                self.says(f"{case.name} {at.phase}: {at.done}/{total} trials, {at.failed} failed {self._best(best_us)}")
 
     def case_ended(self, result: CaseResult) -> None:
-        if self._overall is not None:
-            self._bar.advance(self._overall)
-        self.says(result_line(result, measures=self._measures))
+        with self._turn:
+            self._bar.remove_task(self._cases.pop(result.case.key).task)
+            if self._overall is not None:
+                self._bar.advance(self._overall)
+            self.says(result_line(result, measures=self._measures))
 
     def says(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

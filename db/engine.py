@@ -47,12 +47,22 @@ def sqlite_engine(connect: Callable[[], sqlite3.Connection], *, writes: bool) ->
 
 
 def server_engine(location: Location, url: URL, *, writes: bool) -> Engine:
-    """For PostgreSQL and other servers that SQLAlchemy knows."""
+    """For PostgreSQL; a question of several statements sees one state."""
     try:
-        engine = create_engine(url, json_serializer=to_json_text, json_deserializer=from_json_text, pool_pre_ping=True)
+        engine = create_engine(
+            url,
+            json_serializer=to_json_text,
+            json_deserializer=from_json_text,
+            pool_pre_ping=True,
+            pool_size=1,  # a fleet has many workers and a server few connections; more are made when threads need them
+            max_overflow=16,
+        )
     except ModuleNotFoundError as error:
-        raise DatabaseError(f"database {location.shown} needs the driver {error.name}; install it with pip") from error
-    return engine if writes else engine.execution_options(postgresql_readonly=True)
+        extra = "pip install 'tilewright[postgres]'"
+        raise DatabaseError(f"database {location.shown} needs the driver {error.name}; {extra}") from error
+    if writes:
+        return engine
+    return engine.execution_options(postgresql_readonly=True, isolation_level="REPEATABLE READ")
 
 
 def writer_engine(path: Path, journal_mode: JournalMode | None, busy_timeout_s: float) -> Engine:

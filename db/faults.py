@@ -13,6 +13,7 @@ from tilewright.errors import (
     NotADatabase,
     NotWritable,
     StoreLocked,
+    Unreachable,
 )
 
 # by prefix of SQLite's extended result names; the first that fits counts
@@ -47,6 +48,9 @@ def explained(shown: str) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
+        if error.connection_invalidated or went_away(error.orig):
+            why = " ".join(str(error.orig).split())
+            raise Unreachable(f"database {shown} does not answer, or went away; retry when it is up ({why})") from error
         raise explanation(shown, error.orig or error) from error
     except sqlite3.Error as error:
         raise explanation(shown, error) from error
@@ -59,6 +63,16 @@ def explanation(shown: str, error: BaseException) -> DatabaseError:
         if name.startswith(prefix):
             return kind(f"database {shown} {meaning} ({error})")
     return DatabaseError(f"database {shown}: {error}")
+
+
+def went_away(error: BaseException | None) -> bool:
+    """Whether a server's driver says that the connection is gone: no SQLSTATE, classes 08 and 57P, or 25P03."""
+    if error is None or isinstance(error, sqlite3.Error):
+        return False
+    state = getattr(error, "sqlstate", None)
+    if state is None:
+        return type(error).__name__ in ("OperationalError", "ConnectionTimeout")
+    return str(state).startswith(("08", "57P", "25P03"))
 
 
 def result_name(error: BaseException) -> str:

@@ -23,6 +23,16 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class Text(TypeDecorator[str]):
+    """A text; PostgreSQL refuses the character NUL, which a failed candidate's message may hold."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value.replace("\0", "\ufffd") if value and dialect.name == "postgresql" else value
+
+
 class Base(DeclarativeBase):
     """Named constraints, because SQLite's batch migrations address them by name."""
 
@@ -34,7 +44,13 @@ class Base(DeclarativeBase):
             "pk": "pk_%(table_name)s",
         }
     )
-    type_annotation_map = {datetime: UtcDateTime, float: Double, dict[str, Any]: JSON, list[dict[str, Any]]: JSON}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012
+        str: Text,
+        datetime: UtcDateTime,
+        float: Double,
+        dict[str, Any]: JSON,
+        list[dict[str, Any]]: JSON,
+    }
 
 
 class EnvironmentTable(Base):
@@ -104,6 +120,8 @@ class RunTable(Base):
     note: Mapped[str]
     host: Mapped[str]
     pid: Mapped[int]
+    job_id: Mapped[int | None] = mapped_column(BigInteger)  # of the fleet's queue
+    device: Mapped[str] = mapped_column(server_default="")  # cuda:N on that host
     process_started_s: Mapped[float]  # seconds since the epoch; tells a reused pid from the old one
     started_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]
@@ -177,7 +195,7 @@ class RecordTable(Base):
     deterministic: Mapped[bool]
     evidence: Mapped[dict[str, Any]]
     active: Mapped[bool]
-    quarantine_reason: Mapped[str] = mapped_column(String)
+    quarantine_reason: Mapped[str]
     created_at: Mapped[datetime]
 
     __table_args__ = (

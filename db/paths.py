@@ -58,7 +58,27 @@ def locate(target: str | Path | None) -> Location:
         if url.database in (None, "", ":memory:"):
             raise UsageError(f"{target} keeps nothing; name a file, as in sqlite:///tuned.sqlite")
         return _file(Path(str(url.database)))
-    return Location(url.render_as_string(hide_password=True), url=url)
+    if url.get_backend_name() != "postgresql":
+        raise UsageError(f"the database must be a file or a PostgreSQL server, got {url.get_backend_name()}://")
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    return Location(shown_url(url), url=url)
+
+
+def shown_url(url: URL) -> str:
+    """Fit for messages and for the database itself: no password, not even one among the parameters."""
+    hidden = {name: "***" for name in url.query if "password" in name.lower()}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def without_password(text: str) -> str:
+    """The text, or, where it is a database URL, the form that may be shown and stored."""
+    if "://" not in text:
+        return text
+    try:
+        return shown_url(make_url(text))
+    except (ArgumentError, ValueError):
+        return text.partition("://")[0] + "://***"
 
 
 def _file(path: Path) -> Location:

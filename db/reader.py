@@ -57,6 +57,10 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def ask(self, question: Callable[[Session], Answer]) -> Answer:
+        """For questions of other modules of this room; asked again when a file moved meanwhile."""
+        return self._source.read(question)
+
     def active_records(self, **asked: Unpack[queries.RecordFilter]) -> list[StoredRecord]:
         """What is served, newest first; `gpu` in any spelling."""
         return self._source.read(lambda session: queries.records(session, active=True, **asked))
@@ -137,9 +141,13 @@ class ServerSource:
         assert location.url is not None
         self._shown = location.shown
         self._engine = server_engine(location, location.url, writes=False)
-        with explained(self._shown), self._engine.connect() as connection:
-            if schema.state(connection, self._shown) is not schema.State.CURRENT:
-                raise MissingDatabase(f"database {self._shown} has no current tables; `tilewright tune` makes them")
+        try:
+            with explained(self._shown), self._engine.connect() as connection:
+                if schema.state(connection, self._shown) is not schema.State.CURRENT:
+                    raise MissingDatabase(f"database {self._shown} has no current tables; `tilewright tune` makes them")
+        except BaseException:
+            self._engine.dispose()
+            raise
 
     def read(self, question: Callable[[Session], Answer]) -> Answer:
         with explained(self._shown), Session(self._engine) as session:

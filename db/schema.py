@@ -12,11 +12,12 @@ from tilewright.errors import DamagedDatabase, NotADatabase, SchemaTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "tw0002"
+HEAD = "tw0010"
 # in the order in which they are applied; written here so that opening a current file imports no alembic
-REVISIONS = ("tw0001", HEAD)
+REVISIONS = ("tw0001", "tw0002", HEAD)
 APPLICATION_ID = 0x74776462  # `twdb`, SQLite's mark for whose file it is
 _MARK = "alembic_version"
+_SETTING_UP = 0x7477_0001  # PostgreSQL's advisory lock for making and changing tables
 
 
 class State(Enum):
@@ -64,6 +65,8 @@ def migrate(connection: Connection) -> None:
     """Creates or upgrades everything; the caller's transaction makes it all or nothing."""
     from alembic import command
 
+    if connection.dialect.name == "postgresql":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_SETTING_UP})"))
     if connection.dialect.name == "sqlite":
         connection.execute(text(f"PRAGMA application_id = {APPLICATION_ID}"))
     command.upgrade(alembic_config(connection), HEAD)

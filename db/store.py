@@ -1,21 +1,21 @@
 """The one writer: trials as they end, records as they are made, each in a transaction of its own."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
-from sqlalchemy import Engine, select, update
+from sqlalchemy import Engine, event, select, update
 from sqlalchemy.orm import Session
 
-from tilewright.db import mapping, queries, schema
+from tilewright.db import mapping, queries, schema, shared_rows
 from tilewright.db.engine import JournalMode, server_engine, writer_engine
 from tilewright.db.environment import Environment
 from tilewright.db.faults import explained
-from tilewright.db.models import CaseTable, EnvironmentTable, ProblemTable, RecordTable, RunTable, TrialTable
+from tilewright.db.models import RecordTable, RunTable, TrialTable
 from tilewright.db.paths import Location, locate, network_file_system
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, StoredRecord, TrialRow
 from tilewright.db.runs import Owner
+from tilewright.db.shared_rows import now
 from tilewright.errors import NothingFound, UsageError
 from tilewright.problem import WorkloadCase
 
@@ -23,9 +23,15 @@ Answer = TypeVar("Answer")
 
 
 class Store:
-    """Opened by `Store.open`; usable from several threads; every method is atomic and durable when it returns."""
+    """Opened by `Store.open`; usable from several threads; every method is atomic and durable when it returns.
+
+    A `guard` is called first in every transaction that writes, and forbids it by raising.
+    """
 
     def __init__(self, location: Location, engine: Engine, warnings: tuple[str, ...]) -> None:
+        self.guard: Callable[[Session], None] = lambda session: None
+        self._known_environments: dict[Environment, int] = {}
+        self._known_cases: dict[str, int] = {}
         self.location = location
         self.warnings = warnings
         self.engine = engine
@@ -49,6 +55,23 @@ class Store:
                 journal_mode = "delete"
         return cls(location, writer_engine(location.path, journal_mode, busy_timeout_s), warnings)
 
+    def limit_transactions(self, seconds: float) -> None:
+        """For a server: a process that stops, or is cut off, inside a transaction keeps its locks no longer."""
+        settings = (
+            f"SET idle_in_transaction_session_timeout = {round(1000 * seconds)}",
+            f"SET tcp_keepalives_idle = {max(1, round(seconds / 2))}",
+            f"SET tcp_keepalives_interval = {max(1, round(seconds / 6))}",
+            "SET tcp_keepalives_count = 3",
+        )
+
+        @event.listens_for(self.engine, "connect")
+        def limit(connection: Any, _: object) -> None:
+            for setting in settings:
+                connection.execute(setting)
+            connection.commit()
+
+        self.engine.dispose()
+
     def close(self) -> None:
         self.engine.dispose()
 
@@ -60,40 +83,47 @@ class Store:
 
     def environment(self, env: Environment) -> int:
         """Id of the environment, which is stored if it is new."""
-        return self._write(lambda session: _environment_id(session, env))
+        return self.change(lambda session: self._owners(session, env=env)["environment_id"])
 
     def case(self, case: WorkloadCase) -> int:
         """Id of the case, which is stored if it is new."""
-        return self._write(lambda session: _case_id(session, case))
+        return self.change(lambda session: self._owners(session, case=case)["case_id"])
 
-    def begin_run(self, run: RunRow, env: Environment) -> int:
-        """Id of the new run; runs whose process died without a word are closed as interrupted first."""
+    def begin_run(self, run: RunRow, env: Environment, *, device: str = "", job_id: int | None = None) -> int:
+        """Id of the new run; runs whose process died without a word are closed as interrupted first.
+
+        So are earlier runs for the same job: whoever had it before has lost it.
+        """
         owner = Owner.this_process()
 
         def action(session: Session) -> int:
-            _close_dead_runs(session)
+            shared_rows.close_dead_runs(session)
+            if job_id is not None:
+                shared_rows.close_runs_of_job(session, job_id)
             row = RunTable(
-                environment_id=_environment_id(session, env),
+                **self._owners(session, env=env),
+                device=device,
+                job_id=job_id,
                 **{name: getattr(run, name) for name in mapping.RUN_FIELDS},
                 status=RunStatus.RUNNING,
                 note="",
                 host=owner.host,
                 pid=owner.pid,
                 process_started_s=owner.started_s,
-                started_at=_now(),
+                started_at=now(),
             )
             session.add(row)
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
 
     def finish_run(self, run_id: int, status: RunStatus, note: str = "") -> None:
         def action(session: Session) -> None:
             row = _existing(session, RunTable, run_id)
-            row.status, row.note, row.finished_at = RunStatus(status), note, _now()
+            row.status, row.note, row.finished_at = RunStatus(status), note, now()
 
-        self._write(action)
+        self.change(action)
 
     def add_trial(self, run_id: int, case: WorkloadCase, env: Environment, trial: TrialRow) -> int:
         """Id of the trial; the same trial of the same run (level, digest, source, regime, attempt) is stored once."""
@@ -101,24 +131,37 @@ class Store:
 
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
-            owners = {
-                "run_id": run_id,
-                "case_id": _case_id(session, case),
-                "environment_id": _environment_id(session, env),
-            }
+            owners = {"run_id": run_id, **self._owners(session, case=case, env=env)}
             columns = mapping.trial_columns(trial)
             identity = ("level", "digest", "source_hash", "regime", "attempt")
             same = select(TrialTable.id).filter_by(**owners, **{name: columns[name] for name in identity})
             known = session.scalar(same)
             if known is not None:
                 return known
-            columns["finished_at"] = trial.finished_at or _now()
+            columns["finished_at"] = trial.finished_at or now()
             row = TrialTable(**owners, **columns)
             session.add(row)
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
+
+    def add_trials(self, run_id: int, env: Environment, trials: Sequence[tuple[WorkloadCase, TrialRow]]) -> None:
+        """All of them or none, each once, as `add_trial` stores one."""
+
+        def action(session: Session) -> None:
+            rows = [
+                {
+                    "run_id": run_id,
+                    **self._owners(session, case=case, env=env),
+                    **mapping.trial_columns(trial),
+                    "finished_at": trial.finished_at or now(),
+                }
+                for case, trial in trials
+            ]
+            shared_rows.insert_absent(session, TrialTable, rows)
+
+        self.change(action)
 
     def trials(self, **asked: Unpack[queries.TrialFilter]) -> list[TrialRow]:
         """The trials that can be read, in the order in which they were stored."""
@@ -130,23 +173,35 @@ class Store:
         found = self._read(lambda s: queries.records(s, active=True, case_key=case.key, env=env, regime=regime))
         return found[0] if found else None
 
+    def active_records(self, problem: str, env: Environment | None, regime: str) -> list[StoredRecord]:
+        """What is served of a problem, in exactly this environment where one is given."""
+        return self._read(lambda s: queries.records(s, active=True, problem=problem, env=env, regime=regime))
+
     def activate(self, run_id: int, case: WorkloadCase, env: Environment, record: RecordRow) -> int:
-        """Id of the new active record; the former one stays as history."""
+        """Id of the new active record; the former one stays as history. The same record is stored once."""
         _check_key(case, record.case_key)
 
         def action(session: Session) -> int:
             _existing(session, RunTable, run_id)
-            owners = {"case_id": _case_id(session, case), "environment_id": _environment_id(session, env)}
+            owners = self._owners(session, case=case, env=env)
+            session.execute(
+                shared_rows.locked_environment(owners["environment_id"])
+            )  # two winners, one after the other
+            if record.created_at is not None:
+                this = {"run_id": run_id, "digest": record.digest, "created_at": record.created_at}
+                known = session.scalar(select(RecordTable.id).filter_by(**owners, **this))
+                if known is not None:
+                    return known
             former = update(RecordTable).filter_by(**owners, regime=record.regime, active=True)
             session.execute(former.values(active=False))
             columns = mapping.record_columns(record)
-            columns["created_at"] = record.created_at or _now()
+            columns["created_at"] = record.created_at or now()
             row = RecordTable(run_id=run_id, **owners, **columns, active=True, quarantine_reason="")
             session.add(row)
             session.flush()
             return row.id
 
-        return self._write(action)
+        return self.change(action)
 
     def quarantine(self, record_id: int, reason: str) -> None:
         """The record is served no more; the reason is kept with it."""
@@ -155,11 +210,30 @@ class Store:
             row = _existing(session, RecordTable, record_id)
             row.active, row.quarantine_reason = False, reason
 
-        self._write(action)
+        self.change(action)
 
-    def _write(self, action: Callable[[Session], Answer]) -> Answer:
-        with explained(self.location.shown), Session(self.engine) as session, session.begin():
-            return action(session)
+    def _owners(
+        self, session: Session, *, case: WorkloadCase | None = None, env: Environment | None = None
+    ) -> dict[str, int]:
+        """Ids by column; those that are known cost no query, and a fleet's trials no write to one shared row."""
+        owners: dict[str, int] = {}
+        if case is not None:
+            owners["case_id"] = self._known_cases.get(case.key) or shared_rows.case_id(session, case)
+            session.info.setdefault("cases", {})[case.key] = owners["case_id"]
+        if env is not None:
+            owners["environment_id"] = self._known_environments.get(env) or shared_rows.environment_id(session, env)
+            session.info.setdefault("environments", {})[env] = owners["environment_id"]
+        return owners
+
+    def change(self, action: Callable[[Session], Answer]) -> Answer:
+        """One transaction that writes; for other modules of this room too."""
+        with explained(self.location.shown), Session(self.engine) as session:
+            with session.begin():
+                self.guard(session)
+                answer = action(session)
+            self._known_cases |= session.info.get("cases", {})  # only now are they certain to be there
+            self._known_environments |= session.info.get("environments", {})
+            return answer
 
     def _read(self, question: Callable[[Session], Answer]) -> Answer:
         with explained(self.location.shown), Session(self._reads) as session:
@@ -172,14 +246,14 @@ Table = TypeVar("Table", RunTable, RecordTable)
 def _open_server(location: Location) -> Engine:
     assert location.url is not None
     engine = server_engine(location, location.url, writes=True)
-    with explained(location.shown), engine.begin() as connection:
-        if schema.state(connection, location.shown) is not schema.State.CURRENT:
-            schema.migrate(connection)
+    try:
+        with explained(location.shown), engine.begin() as connection:
+            if schema.state(connection, location.shown) is not schema.State.CURRENT:
+                schema.migrate(connection)
+    except BaseException:
+        engine.dispose()
+        raise
     return engine
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
 
 
 def _check_key(case: WorkloadCase, key: str) -> None:
@@ -192,46 +266,3 @@ def _existing(session: Session, table: type[Table], row_id: int) -> Table:
     if row is None:
         raise NothingFound(f"the database has no row {row_id} in {table.__tablename__}")
     return row
-
-
-def _environment_id(session: Session, env: Environment) -> int:
-    """Clocks and ceilings, which are no part of the identity, are kept at the latest values seen."""
-    row = session.scalar(select(EnvironmentTable).filter_by(digest=env.digest))
-    if row is None:
-        row = EnvironmentTable(digest=env.digest, created_at=_now(), **mapping.environment_columns(env))
-        session.add(row)
-        session.flush()
-        return row.id
-    for name in mapping.MOVING_FIELDS:
-        if getattr(env, name) is not None:
-            setattr(row, name, getattr(env, name))
-    return row.id
-
-
-def _case_id(session: Session, case: WorkloadCase) -> int:
-    known = session.scalar(select(CaseTable.id).filter_by(key=case.key))
-    if known is not None:
-        return known
-    problem = session.scalar(select(ProblemTable).filter_by(name=case.problem.name))
-    if problem is None:
-        problem = ProblemTable(name=case.problem.name, family=case.problem.family)
-        session.add(problem)
-        session.flush()
-    row = CaseTable(
-        problem_id=problem.id,
-        key=case.key,
-        variant_key=case.variant_key,
-        name=case.name,
-        dtype=case.problem.dtype,
-        weight_mode=case.weight_mode,
-        axes=dict(case.shape_axes),
-    )
-    session.add(row)
-    session.flush()
-    return row.id
-
-
-def _close_dead_runs(session: Session) -> None:
-    for row in session.scalars(select(RunTable).filter_by(status=RunStatus.RUNNING)):
-        if Owner(row.host, row.pid, row.process_started_s).is_dead():
-            row.status, row.note, row.finished_at = RunStatus.INTERRUPTED, "its process ended without a word", _now()

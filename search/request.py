@@ -84,6 +84,20 @@ def resolve_device(text: str) -> str:
     raise UsageError(f"device must be auto, cuda, cuda:N or interpret, got {text!r}")
 
 
+def sharded(cases: tuple[WorkloadCase, ...], shard: str) -> tuple[WorkloadCase, ...]:
+    """Part i of n, as in `2/4`, for hosts that share nothing: the cases by falling work, dealt out back and forth."""
+    first, _, second = shard.partition("/")
+    if not (first.isdigit() and second.isdigit() and 1 <= int(first) <= int(second)):
+        raise UsageError(f"shard must be i/n with 1 <= i <= n, got {shard!r}")
+    index, count = int(first) - 1, int(second)
+    if count > len(cases):
+        raise UsageError(f"shard must be of at most {len(cases)} parts, one a case, got {shard!r}")
+    ordered = sorted(cases, key=lambda case: (-case.flops, case.name))
+    turns = [*range(count), *reversed(range(count))]
+    mine = {case.key for position, case in enumerate(ordered) if turns[position % len(turns)] == index}
+    return tuple(case for case in cases if case.key in mine)
+
+
 def gpu_count() -> int:
     """GPUs that the driver lists; 0 where there is no driver."""
     import pynvml
@@ -94,6 +108,20 @@ def gpu_count() -> int:
         return 0
     try:
         return int(pynvml.nvmlDeviceGetCount())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpu_name(index: int) -> str:
+    """The model of a GPU as CUDA numbers and names it, without a CUDA context of ours staying behind."""
+    import pynvml
+
+    from tilewright.db.environment import normalised_gpu_name
+
+    pynvml.nvmlInit()
+    try:
+        name = pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(index))
+        return normalised_gpu_name(name.decode() if isinstance(name, bytes) else name)
     finally:
         pynvml.nvmlShutdown()
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.db.environment import Environment
+from tilewright.db.paths import without_password
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
 from tilewright.db.store import Store
 from tilewright.errors import UsageError
@@ -18,16 +19,19 @@ from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import load_family
 from tilewright.problem import WeightMode, WorkloadCase
 from tilewright.search.compile_pool import PooledCompiler
-from tilewright.search.context import CompileAhead, Context, NoCompiler
+from tilewright.search.context import CompileAhead, Context, Device, NoCompiler
 from tilewright.search.effort import Effort, effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
-from tilewright.search.request import Selection, resolve, resolve_wanted
+from tilewright.search.request import Selection, resolve, resolve_wanted, sharded
 from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
 from tilewright.search.tune import Budget, Tuner
+
+if TYPE_CHECKING:
+    from tilewright.search.describe import Described
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class TuneRequest:
     refinal: bool = False
     wanted: str | None = None
     db: str | None = None
+    devices: str | None = None
+    shard: str | None = None
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -64,6 +70,10 @@ class TuneRequest:
 
     def select(self) -> Selection:
         make_sampler(self.sampler, self.seed)  # an unknown name is told before anything is opened
+        found = self._selected()
+        return found if self.shard is None else replace(found, cases=sharded(found.cases, self.shard))
+
+    def _selected(self) -> Selection:
         if self.wanted is not None:
             if self.cases or self.suite:
                 raise UsageError("--wanted names the cases itself; leave out --case and --suite")
@@ -133,42 +143,21 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     selection = request.select()
     budget = Budget(request.budget, request.trials)
     effort = request.resolved_effort
-    family = load_family(selection.problem.family)
     begun = time.monotonic()
     with Store.open(request.db) as store, DeviceSession(selection.device) as session:
         described = session.describe()
         environment, limits = described.environment, described.limits
-        run = RunRow(_command(), request.seed, effort.name, version("tilewright"), PROTOCOL)
-        run_id = store.begin_run(run, environment)
-        records = _Records(store, run_id, environment, effort.measure.regime_name)
+        run_id = store.begin_run(run_row(request), environment, device=selection.device)
+        records = RunRecords(store, run_id, environment, effort.measure.regime_name)
         with watch(limits.kind != "interpret") as progress, Interrupt(progress.says) as interrupt:
             for warning in store.warnings:
                 progress.says(f"warning: {warning}")
             for note in selection.notes:
                 progress.says(note)
-            progress.says(_headline(environment, store, selection))
-            with _run_outcome(store, run_id, interrupt), compiler_for(limits, selection) as compiler:
-                context = Context(
-                    family=family,
-                    device=session,
-                    compiler=compiler,
-                    environment=environment,
-                    limits=limits,
-                    effort=effort,
-                    progress=progress,
-                    record_trial=records.record_trial,
-                    known_trials=records.known_trials,
-                    ceilings=described.ceilings,
-                    kinds=request.kinds,
-                    baselines=family.final_baselines if limits.kind == "cuda" else (),
-                    sampler=request.sampler,
-                    seed=request.seed,
-                    min_gain=request.min_gain,
-                    # More than the pool: a slow compile at the head of the queue must not idle the others.
-                    look_ahead=3 * compile_processes() // 2 + 1,
-                    stopping=lambda: interrupt.requested,
-                    now_s=time.monotonic,
-                )
+            progress.says(headline(environment, store, selection))
+            with run_outcome(store, run_id), compiler_for(limits, selection.problem.family) as compiler:
+                parts = Parts(session, described, compiler, records, progress, lambda: interrupt.requested)
+                context = context_for(request, selection.problem.family, parts)
                 results = Tuner(context, records, refinal=request.refinal).run(selection.cases, budget)
                 interrupt.raise_if_requested()
                 share = records.gpu_seconds / (time.monotonic() - begun)
@@ -179,8 +168,51 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     return TuneReport(selection.problem.name, environment, database, tuple(results), seconds, records.gpu_seconds)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a context is made of on one device."""
+
+    session: Device
+    described: "Described"
+    compiler: CompileAhead
+    records: "RunRecords"
+    progress: Progress
+    stopping: Callable[[], bool]
+    devices: int = 1  # that share this host's cores
+
+
+def context_for(request: TuneRequest, family_name: str, parts: Parts) -> Context:
+    """The request on the device that is described."""
+    family, limits = load_family(family_name), parts.described.limits
+    return Context(
+        family=family,
+        device=parts.session,
+        compiler=parts.compiler,
+        environment=parts.described.environment,
+        limits=limits,
+        effort=request.resolved_effort,
+        progress=parts.progress,
+        record_trial=parts.records.record_trial,
+        known_trials=parts.records.known_trials,
+        ceilings=parts.described.ceilings,
+        kinds=request.kinds,
+        baselines=family.final_baselines if limits.kind == "cuda" else (),
+        sampler=request.sampler,
+        seed=request.seed,
+        min_gain=request.min_gain,
+        # More than the pool: a slow compile at the head of the queue must not idle the others.
+        look_ahead=3 * compile_processes(parts.devices) // 2 + 1,
+        stopping=parts.stopping,
+        now_s=time.monotonic,
+    )
+
+
+def run_row(request: TuneRequest) -> RunRow:
+    return RunRow(_command(), request.seed, request.resolved_effort.name, version("tilewright"), PROTOCOL)
+
+
 @contextmanager
-def _run_outcome(store: Store, run_id: int, interrupt: Interrupt) -> Iterator[None]:
+def run_outcome(store: Store, run_id: int) -> Iterator[None]:
     """The run's row ends as the run does."""
     try:
         yield
@@ -193,16 +225,16 @@ def _run_outcome(store: Store, run_id: int, interrupt: Interrupt) -> Iterator[No
     store.finish_run(run_id, RunStatus.DONE)
 
 
-def compiler_for(limits: Limits, selection: Selection) -> AbstractContextManager[CompileAhead]:
-    """Compiles ahead on all cores but one; nothing to compile in the interpreter."""
+def compiler_for(limits: Limits, family: str, devices: int = 1) -> AbstractContextManager[CompileAhead]:
+    """Compiles ahead on the device's share of the cores; nothing to compile in the interpreter."""
     if limits.kind != "cuda":
         return _nothing_to_compile()
-    return PooledCompiler(selection.problem.family, limits, processes=compile_processes())
+    return PooledCompiler(family, limits, processes=compile_processes(devices))
 
 
-def compile_processes() -> int:
-    """One core is left to the device's own process."""
-    return max(1, (os.cpu_count() or 2) - 1)
+def compile_processes(devices: int = 1) -> int:
+    """For each device; one core is left to its own process."""
+    return max(1, (os.cpu_count() or 2) // devices - 1)
 
 
 @contextmanager
@@ -210,16 +242,16 @@ def _nothing_to_compile() -> Iterator[CompileAhead]:
     yield NoCompiler()
 
 
-class _Records:
+class RunRecords:
     """The store as one run sees it."""
 
     def __init__(self, store: Store, run_id: int, environment: Environment, regime: str) -> None:
-        self._store, self._run_id, self._environment, self._regime = store, run_id, environment, regime
+        self._store, self.run_id, self._environment, self._regime = store, run_id, environment, regime
         self.gpu_seconds = 0.0
 
     def record_trial(self, case: WorkloadCase, row: TrialRow) -> None:
         self.gpu_seconds += row.gpu_s or 0.0
-        self._store.add_trial(self._run_id, case, self._environment, row)
+        self._store.add_trial(self.run_id, case, self._environment, row)
 
     def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
         """What ended for a reason that would come again, checked and timed as it would be now."""
@@ -227,14 +259,14 @@ class _Records:
         return [row for row in rows if row.status is not Status.ERROR]
 
     def activate(self, case: WorkloadCase, record: RecordRow) -> None:
-        self._store.activate(self._run_id, case, self._environment, record)
+        self._store.activate(self.run_id, case, self._environment, record)
 
     def active(self, case: WorkloadCase) -> RecordRow | None:
         stored = self._store.active_record(case, self._environment, self._regime)
         return None if stored is None or stored.invalid else stored.record
 
 
-def _headline(environment: Environment, store: Store, selection: Selection) -> str:
+def headline(environment: Environment, store: Store, selection: Selection) -> str:
     return (
         f"{environment.gpu_name} | Triton {environment.triton} | torch {environment.torch} | "
         f"{selection.problem.name}, {len(selection.cases)} cases | database {store.location.shown}"
@@ -242,4 +274,5 @@ def _headline(environment: Environment, store: Store, selection: Selection) -> s
 
 
 def _command() -> str:
-    return shlex.join(["tilewright", *sys.argv[1:]])
+    """As it was typed, but for passwords."""
+    return shlex.join(["tilewright", *map(without_password, sys.argv[1:])])

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from tilewright.errors import UsageError
 Point = Mapping[str, Any]
 SAMPLERS = ("auto", "tpe", "gp", "cmaes", "qmc", "random", "brute")
 ENUMERATE_UP_TO = 256
+_TURN = threading.RLock()
 _ATTEMPTS = 24  # proposals that may be invalid or known before a random unseen point is taken
 
 
@@ -175,13 +177,17 @@ def _choices(points: Sequence[Point]) -> dict[str, tuple[Any, ...]]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna's log lines would mix with ours, and the arguments it calls experimental are chosen on purpose."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning, module="optuna")
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            yield
-    finally:
-        optuna.logging.set_verbosity(before)
+    """Optuna's log lines would mix with ours, and the arguments it calls experimental are chosen on purpose.
+
+    Both settings are the process's, so that threads that tune take turns.
+    """
+    with _TURN:
+        before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", category=UserWarning, module="optuna")
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                yield
+        finally:
+            optuna.logging.set_verbosity(before)

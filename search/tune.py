@@ -42,11 +42,18 @@ class Budget:
 class Tuner:
     """Tunes cases one after another; winners of earlier cases are the seeds of later ones."""
 
-    def __init__(self, context: Context, records: Records, *, refinal: bool = False) -> None:
+    def __init__(
+        self,
+        context: Context,
+        records: Records,
+        *,
+        refinal: bool = False,
+        learned: list[tuple[WorkloadCase, FusionPlan]] | None = None,
+    ) -> None:
         self._context = context
         self._records = records
         self._refinal = refinal  # time the finalists again even where nothing new was tried
-        self._learned: list[tuple[WorkloadCase, FusionPlan]] = []
+        self._learned = [] if learned is None else learned  # several tuners may share it
 
     def run(self, cases: Sequence[WorkloadCase], budget: Budget = Budget()) -> list[CaseResult]:
         """Whatever ends the run, everything finished is stored and every case that is done has its record."""
@@ -61,16 +68,23 @@ class Tuner:
             if budget.seconds is not None:
                 now = context.now_s()
                 deadline = now + max(0.0, begun + budget.seconds - now) / (len(cases) - number)
-            search = CaseSearch(
-                context, case, deadline_s=deadline, neighbours=self._neighbours(case), trial_limit=trials
-            )
-            context.progress.case_begins(case, number, len(cases), search.expected_trials)
-            results.append(self._tune(search))
+            results.append(self.tune_case(case, number, len(cases), deadline_s=deadline, trial_limit=trials))
         return results
 
-    def _tune(self, search: CaseSearch) -> CaseResult:
+    def tune_case(
+        self,
+        case: WorkloadCase,
+        number: int = 0,
+        total: int = 1,
+        *,
+        deadline_s: float = float("inf"),
+        trial_limit: int | None = None,
+    ) -> CaseResult:
         """Search and final; a case with a current record and nothing new to try keeps its record."""
-        context, case = self._context, search.case
+        context = self._context
+        neighbours = self._neighbours(case)
+        search = CaseSearch(context, case, deadline_s=deadline_s, neighbours=neighbours, trial_limit=trial_limit)
+        context.progress.case_begins(case, number, total, search.expected_trials)
         begun = context.now_s()
         search.run()
         final = self._final(search)

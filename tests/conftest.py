@@ -2,4 +2,8 @@
 
 import os
 
+from postgres_server import own_server, server_url, shared_server
+
+__all__ = ["own_server", "server_url", "shared_server"]
+
 os.environ.setdefault("TRITON_INTERPRET", "1")

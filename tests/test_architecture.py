@@ -27,8 +27,20 @@ ALLOWED = {
     "cli_options": {"problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
     "cli_verify": {"cli_options", "search", "runtime", "report", "problem", "errors"},
-    "cli": {"cli_options", "cli_queries", "cli_verify", "live", "search", "runtime", "report"}
-    | {"db", "problem", "errors"},
+    "cli_fleet": {"cli_options", "live", "search", "db", "errors"},
+    "cli": {
+        "cli_options",
+        "cli_queries",
+        "cli_verify",
+        "cli_fleet",
+        "live",
+        "search",
+        "runtime",
+        "report",
+        "db",
+        "problem",
+        "errors",
+    },
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},
