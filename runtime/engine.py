@@ -11,7 +11,7 @@ from tilewright.errors import NotWarmedUp
 from tilewright.kernel_templates.base import allocate, run_kernel
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.inputs import pack
-from tilewright.kernel_templates.plan import FusionPlan
+from tilewright.kernel_templates.plan import FusionPlan, left_behind
 from tilewright.problem import WorkloadCase
 from tilewright.runtime.log import warn_once
 from tilewright.runtime.machine import Device, Machine, machine_of
@@ -37,6 +37,7 @@ class Launcher:
     def _use(self, plan: FusionPlan) -> None:
         registry = load_family(self.case.problem.family).registry
         self.plan = plan
+        self.leaves = left_behind(registry, plan, self.case)
         self._steps = [(registry[s.template].launch, s.values) for s in plan.stages]
         specs = self.case.problem.intermediates
         self._workspace = [(s.name, self.case.shape(s.name) or (), getattr(torch, s.dtype)) for s in specs]
@@ -45,7 +46,8 @@ class Launcher:
                 self._workspace.append((name, scratch.shape, scratch.dtype))
 
     def __call__(self, tensors: dict[str, Any]) -> None:
-        """`tensors` holds the problem's inputs and outputs, checked; outputs are written in place."""
+        """`tensors` holds the problem's inputs and outputs, checked; outputs are written in place, and so is an
+        intermediate that the caller gives; `leaves` names those that then hold their final value."""
         if not self.ready:
             self._first(tensors)
         elif self._index is None or self._index == torch.cuda.current_device():
@@ -58,7 +60,8 @@ class Launcher:
         device = self.device
         everything = dict(tensors)
         for name, shape, dtype in self._workspace:
-            everything[name] = torch.empty(shape, dtype=dtype, device=device)
+            if name not in tensors:
+                everything[name] = torch.empty(shape, dtype=dtype, device=device)
         for launch, values in self._steps:
             launch(everything, values, self.case, run_kernel)
 
@@ -95,19 +98,26 @@ def launcher_for(case: WorkloadCase, device: torch.device) -> Launcher:
     return _launchers.get(key) or _launchers.keep(key, Launcher(case, machine_of(device), device))
 
 
-def warmup(cases: Iterable[WorkloadCase], device: Device = None) -> None:
-    """Compiles and loads what these cases run: later calls only launch, and may be captured in a CUDA graph."""
-    machine = machine_of(device)
-    place = torch.device("cpu") if machine.environment.kind != "cuda" else _cuda_device(device)
-    for case in cases:
-        names = [spec.name for spec in (*case.problem.inputs, *case.problem.outputs) if spec.shape is not None]
-        tensors: dict[str, Any] = {**case.problem.scalars, **allocate(case, names, place)}
-        if case.weight_mode == "packed":
-            for parts in case.problem.packings.values():
-                pack(tensors, parts)
-        launcher_for(case, place)(tensors)
-
-
-def _cuda_device(device: Device) -> torch.device:
+def place_of(device: Device) -> torch.device:
+    """Where tensors for this device live; the CPU for the interpreter."""
+    if machine_of(device).environment.kind != "cuda":
+        return torch.device("cpu")
     named = torch.device("cuda" if device is None or isinstance(device, Machine) or device == "auto" else device)
     return named if named.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def empty_tensors(case: WorkloadCase, place: torch.device) -> dict[str, Any]:
+    """Uninitialised inputs and outputs of the case and its scalars, weights packed where the case says so."""
+    names = [spec.name for spec in (*case.problem.inputs, *case.problem.outputs) if spec.shape is not None]
+    tensors: dict[str, Any] = {**case.problem.scalars, **allocate(case, names, place)}
+    if case.weight_mode == "packed":
+        for parts in case.problem.packings.values():
+            pack(tensors, parts)
+    return tensors
+
+
+def warmup(cases: Iterable[WorkloadCase], device: Device = None) -> None:
+    """Compiles and loads what these cases run: later calls only launch, and may be captured in a CUDA graph."""
+    place = place_of(device)
+    for case in cases:
+        launcher_for(case, place)(empty_tensors(case, place))
