@@ -177,14 +177,14 @@ def infer(tensors: Mapping[str, Tensor], dtype: str, head_dim: int | None, weigh
         raise UsageError(f"hidden_states has shape {tuple(hidden.shape)}, expected (batch_size, seq_len, hidden_size)")
     batch, seq = hidden.shape[:2]
     width = tensors["cos"].shape[-1] if tensors["cos"].dim() else 0
-    problem = _variant(_switch(tensors, NORMS), _switch(tensors, [f"{n}_bias" for n in PROJECTIONS]), dtype)
+    problem = variant(_switch(tensors, NORMS), _switch(tensors, [f"{n}_bias" for n in PROJECTIONS]), dtype)
     dim = head_dim_of(tensors, head_dim, width)
     if width < 2 or width % 2 or width > dim:
         raise UsageError(
             f"cos has a last dimension of {width}; accepted: an even rotary width of at most head_dim={dim}"
         )
     if width != dim:
-        problem = _with_rotary_width(problem, width)
+        problem = with_rotary_width(problem, width)
     shapes = {name: tuple(t.shape) for name, t in tensors.items()}
     shapes["hidden_states"] = (max(batch, 1), max(seq, 1), hidden.shape[2])
     for name in ("cos", "sin"):
@@ -227,7 +227,8 @@ def head_dim_of(tensors: Mapping[str, Tensor], head_dim: int | None, width: int)
 
 
 @cache
-def _variant(qk_norm: bool, bias: bool, dtype: str) -> Problem:
+def variant(qk_norm: bool, bias: bool, dtype: str) -> Problem:
+    """The family's problem with QK norm and biases switched on or off, rotating whole heads."""
     problem = load_problem(PROBLEM).with_dtype(dtype)
     if not qk_norm:
         problem = without(problem, ops=("qk_norm",))
@@ -236,7 +237,7 @@ def _variant(qk_norm: bool, bias: bool, dtype: str) -> Problem:
     return problem
 
 
-def _with_rotary_width(problem: Problem, width: int) -> Problem:
+def with_rotary_width(problem: Problem, width: int) -> Problem:
     """The problem with tables of `rotary_dim` columns: the first dims of each head turn, the rest pass through."""
     inputs = tuple(
         dataclasses.replace(spec, shape=(*(spec.shape or ())[:-1], "rotary_dim"))
