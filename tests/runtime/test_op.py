@@ -1,5 +1,6 @@
 """`dispatch` as torch sees it: its op under torch.compile, gradients, fake and meta tensors."""
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -233,18 +234,31 @@ def test_threads_may_differentiate_at_once() -> None:
     assert [torch.equal(t, expected[0]) for t in found] == [True] * 4
 
 
-@pytest.mark.parametrize("plan", ["default", "whole"])
-@pytest.mark.parametrize("absent", ABSENT, ids=ABSENT_IDS)
-def test_keys_and_values_are_those_the_attention_saw(serve: Any, plan: str, absent: tuple[str, ...]) -> None:
-    """Also where the plan keeps its packed rows to itself."""
+def keeps_rows_to_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole block as one stage, whose packed rows never leave it."""
+    registry = load_family("gqa_attention").registry
+    whole = registry["whole"]
+
+    def launch(tensors: Any, *rest: Any) -> None:
+        whole.launch({**tensors, "qkv": torch.empty_like(tensors["qkv"])}, *rest)
+
+    monkeypatch.setitem(registry._templates, "whole", dataclasses.replace(whole, launch=launch))
+
+
+@pytest.mark.parametrize(("plan", "absent"), [*(("default", absent) for absent in ABSENT), ("whole", ())])
+def test_keys_and_values_are_those_the_attention_saw(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, plan: str, absent: tuple[str, ...]
+) -> None:
     case = a_case()
     given = {name: t for name, t in arguments(case).items() if name not in absent}
     if plan == "whole":
+        keeps_rows_to_itself(monkeypatch)
         whole = FusionPlan((Stage("whole", {}),))
         here = machine.machine_of("interpret").environment
         source = load_family("gqa_attention").registry.source_hash(whole)
         serve(a_record(case, plan=whole.to_json(), environment=here, source_hash=source))
     output, keys, values = dispatch_kv(given, head_dim=64)
+    assert (LAUNCHES == ["whole"]) == (plan == "whole")
     state: dict[str, Any] = {**given, "rms_norm_eps": 1e-5}
     for op in ("qkv_projection", "qk_norm", "rope"):
         if op != "qk_norm" or "q_norm_weight" in given:

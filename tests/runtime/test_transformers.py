@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from eager_family import LAUNCHES
 from torch import Tensor, nn
 
 from tilewright.errors import UsageError
@@ -354,6 +355,19 @@ def test_a_patched_attention_compiles_without_graph_breaks(kind: str) -> None:
             tables = model.model.rotary_emb(hidden, torch.arange(seq)[None])
             assert torch.equal(function(hidden, tables, None)[0], attention(hidden, tables, None)[0])
         assert served.stats(model) == served.Stats(2, {})
+    torch.compiler.reset()
+
+
+def test_a_patched_model_compiles_as_a_whole() -> None:
+    model = a_model("qwen3")
+    torch.compiler.reset()
+    with served.patch(model), torch.no_grad():
+        function: Any = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=True)
+        for seq in (9, 12):
+            LAUNCHES.clear()
+            found = function(prompt(2, seq)).logits
+            assert LAUNCHES.count("attention") == 2
+            assert torch.equal(found, logits(model, prompt(2, seq)))
     torch.compiler.reset()
 
 
