@@ -5,12 +5,14 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tilewright.errors import UsageError
 from tilewright.problem import Problem
 from tilewright.runtime.gqa_attention import PROJECTIONS, dispatch, variant, with_rotary_width
 
 LINEARS = (*PROJECTIONS, "o_proj")
+PLAIN = (nn.Parameter, Tensor, FakeTensor)  # a fake one stands for its weight while a graph is exported
 
 
 class GQAAttention(nn.Module):
@@ -102,26 +104,19 @@ def weights_of(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def unusual(module: nn.Module) -> str | None:
+def unusual(module: nn.Module, norms: tuple[type[nn.Module], ...] = (nn.RMSNorm,)) -> str | None:
     """Why reading the weights alone would be wrong: a part is wrapped, quantised, sharded or hooked; None if not."""
-    for name in LINEARS:
-        part = getattr(module, name)
-        if type(part) is not nn.Linear:
-            return f"{name} is a {type(part).__name__}"
     for name in (*LINEARS, "q_norm", "k_norm"):
         part = getattr(module, name, None)
         if part is None:
             continue
-        if (
-            part._forward_hooks
-            or part._forward_pre_hooks
-            or part._backward_hooks
-            or part._backward_pre_hooks
-            or "forward" in part.__dict__
-        ):
+        if type(part) not in (norms if name.endswith("norm") else (nn.Linear,)):
+            return f"{name} is a {type(part).__name__}"
+        hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+        if any(hooks) or "forward" in part.__dict__:
             return f"{name} has hooks"
         for tensor in (part.weight, getattr(part, "bias", None)):
-            if tensor is not None and type(tensor) not in (nn.Parameter, Tensor):
+            if tensor is not None and type(tensor) not in PLAIN:
                 return f"{name} has weights of type {type(tensor).__name__}"
     return None
 

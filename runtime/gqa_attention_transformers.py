@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
-from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeAttention, Glm4MoePreTrainedModel
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3PreTrainedModel
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeAttention, Glm4MoePreTrainedModel, Glm4MoeRMSNorm
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3PreTrainedModel, Qwen3RMSNorm
 from triton import knobs
 
 from tilewright.errors import UsageError
@@ -108,6 +108,7 @@ CLASSES: dict[type[nn.Module], type[Served]] = {
     Qwen3Attention: TilewrightQwen3Attention,
 }
 ORIGINALS: dict[type[nn.Module], type[nn.Module]] = {ours: original for original, ours in CLASSES.items()}
+NORMS = (Glm4MoeRMSNorm, Qwen3RMSNorm)
 RECORDING = (Glm4MoePreTrainedModel, Qwen3PreTrainedModel)
 
 
@@ -161,7 +162,7 @@ def _arguments(call: Call) -> str | None:
 
 def _weights(call: Call) -> str | None:
     module = call.module
-    if unusual(module) is not None:
+    if unusual(module, NORMS) is not None:
         return "quantised or adapted weights"
     if module.o_proj.bias is not None:
         return "bias of the output projection"
@@ -192,7 +193,8 @@ QUESTIONS: tuple[Callable[[Call], str | None], ...] = (_gradient, _mask, _cache,
 def _run(call: Call) -> Tensor:
     cos, sin = call.position_embeddings
     given = {"hidden_states": call.hidden_states, **weights_of(call.module), "cos": cos, "sin": sin}
-    eps: float = call.module.config.rms_norm_eps
+    norm = getattr(call.module, "q_norm", None)
+    eps: float = call.module.config.rms_norm_eps if norm is None else norm.variance_epsilon
     head_dim: int = call.module.head_dim
     if call.cache is None:
         return dispatch(**given, rms_norm_eps=eps, head_dim=head_dim)

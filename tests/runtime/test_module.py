@@ -103,6 +103,19 @@ def test_a_compiled_module_equals_eager() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("strict", [False, True], ids=["not strict", "strict"])
+def test_an_exported_module_equals_eager_at_other_sizes(strict: bool) -> None:
+    module = GQAAttention(smoke("glm_4_5_air_attention")).requires_grad_(False)
+    batch, seq = torch.export.Dim("batch"), torch.export.Dim("seq", min=2)
+    calls = []
+    for b, s in ((2, 5), (3, 7)):
+        table = torch.randn(1, s, 32).bfloat16()
+        calls.append((torch.randn(b, s, 128).bfloat16(), (table, table)))
+    shapes = ({0: batch, 1: seq}, ({1: seq}, {1: seq}))
+    exported = torch.export.export(module, calls[0], dynamic_shapes=shapes, strict=strict).module()
+    assert torch.equal(exported(*calls[1]), module(*calls[1]))
+
+
 def test_the_epsilon_is_the_problems_unless_given() -> None:
     problem = smoke("qwen3_attention")
     assert (GQAAttention(problem).rms_norm_eps, GQAAttention(problem, rms_norm_eps=1e-3).rms_norm_eps) == (1e-6, 1e-3)

@@ -90,6 +90,15 @@ def test_an_empty_cache_is_filled_as_the_original_fills_it(kind: str) -> None:
         assert torch.allclose(a.values, b.values, atol=0.05, rtol=0.03)
 
 
+def test_the_epsilon_is_that_of_the_norm() -> None:
+    model = a_model("qwen3")
+    for layer in model.model.layers:
+        layer.self_attn.q_norm.variance_epsilon = layer.self_attn.k_norm.variance_epsilon = 3.0
+    expected, exact = logits(model), logits(copy.deepcopy(model).float())
+    with served.patch(model):
+        assert within_bf16(logits(model), expected, exact)
+
+
 def test_a_prompt_of_one_token_is_served() -> None:
     model = a_model("qwen3")
     expected, exact = logits(model, prompt(3, 1)), logits(copy.deepcopy(model).float(), prompt(3, 1))
@@ -183,6 +192,11 @@ def _subclass(model: Any) -> None:
         layer.self_attn.o_proj.weight = nn.Parameter(weight.detach().as_subclass(OddTensor), requires_grad=False)
 
 
+def _other_norm(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.k_norm = nn.LayerNorm(64, dtype=torch.bfloat16)
+
+
 def _hook(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.q_proj.register_forward_hook(lambda module, args, output: output * 2)
@@ -209,6 +223,7 @@ LEFT: list[tuple[str, str, dict[str, Any], Callable[[Any], None], Call]] = [
     ("quantised or adapted weights", "glm_air", {}, _quantise, logits),
     ("quantised or adapted weights", "glm_air", {}, _subclass, logits),
     ("quantised or adapted weights", "glm", {}, _hook, logits),
+    ("quantised or adapted weights", "qwen3", {}, _other_norm, logits),
     ("bias of the output projection", "qwen3", {"attention_bias": True}, _no_change, logits),
     ("head_dim 32", "qwen3", {"head_dim": 32}, _no_change, logits),
     ("dtype float32", "glm_air", {}, lambda model: model.float(), logits),
