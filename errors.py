@@ -30,7 +30,7 @@ class MachineUnfit(TilewrightError):
 
 
 class GradientNeeded(TilewrightError, RuntimeError):
-    """A forward-only block was called where autograd would have to record it."""
+    """Autograd would have to record what has no gradient: a given output, keys and values for a cache, a gradient."""
 
 
 class NotWarmedUp(TilewrightError, RuntimeError):

@@ -154,6 +154,16 @@ def stage_writes(template: Template, case: WorkloadCase) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kept))
 
 
+def left_behind(registry: Registry, plan: FusionPlan, case: WorkloadCase) -> frozenset[str]:
+    """Tensors that hold their final value once the plan has run; a stage may keep to itself what it alone reads."""
+    left: frozenset[str] = frozenset()
+    for stage in plan.stages:
+        template = registry[stage.template]
+        touched = {name for op in _ops(template, case) for name in op.writes}
+        left = (left - touched) | frozenset(stage_writes(template, case))
+    return left
+
+
 def _ops(template: Template, case: WorkloadCase) -> list[Any]:
     segment = template.segment(case.problem.op_names)
     return [op for op in case.problem.ops if op.name in segment]

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.runtime.engine import warmup
     from tilewright.runtime.gqa_attention import dispatch
+    from tilewright.runtime.gqa_attention_module import GQAAttention
+    from tilewright.runtime.replay import Replay, capture
     from tilewright.runtime.serving import Grade, Lookup, forget, lookup
 
-__all__ = ["Grade", "Lookup", "dispatch", "forget", "lookup", "warmup"]
+__all__ = ["GQAAttention", "Grade", "Lookup", "Replay", "capture", "dispatch", "forget", "lookup", "warmup"]
 
 _HOMES = {
+    "GQAAttention": "tilewright.runtime.gqa_attention_module",
     "Grade": "tilewright.runtime.serving",
     "Lookup": "tilewright.runtime.serving",
+    "Replay": "tilewright.runtime.replay",
+    "capture": "tilewright.runtime.replay",
     "dispatch": "tilewright.runtime.gqa_attention",
     "forget": "tilewright.runtime.serving",
     "lookup": "tilewright.runtime.serving",

@@ -10,6 +10,7 @@ from tilewright.errors import NotWarmedUp, TilewrightError
 from tilewright.kernel_templates.base import allocate, run_kernel
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.inputs import pack
+from tilewright.kernel_templates.plan import left_behind
 from tilewright.problem import WorkloadCase
 from tilewright.runtime import quarantine
 from tilewright.runtime.check import complaint_against
@@ -48,6 +49,7 @@ class Launcher:
         self._counter = None if recorded else counter_for(self.case, found.grade)
         self.plan = plan = found.plan
         registry = load_family(self.case.problem.family).registry
+        self.leaves = left_behind(registry, plan, self.case)
         self._steps = [(registry[s.template].launch, s.values) for s in plan.stages]
         problem = self.case.problem
         specs = problem.intermediates
@@ -60,7 +62,8 @@ class Launcher:
         self._workspace = [(name, shape or ((),), dtype) for name, shape, dtype in workspace]
 
     def __call__(self, tensors: dict[str, Any]) -> None:
-        """`tensors` holds the problem's inputs and outputs, checked; outputs are written in place."""
+        """`tensors` holds the problem's inputs and outputs, checked; outputs are written in place, and so is an
+        intermediate that the caller gives; `leaves` names those that then hold their final value."""
         if self._counter is not None:
             self._counter.calls += 1
         if not self.ready:
@@ -76,7 +79,8 @@ class Launcher:
         # The cheapest ways to ask: a method instead of torch.empty, sizes one by one, a dtype only where it differs.
         new_empty, own = tensors[self._output].new_empty, self._dtype
         for name, shape, dtype in self._workspace:
-            everything[name] = new_empty(*shape) if dtype is own else new_empty(*shape, dtype=dtype)
+            if name not in tensors:
+                everything[name] = new_empty(*shape) if dtype is own else new_empty(*shape, dtype=dtype)
         for launch, values in self._steps:
             launch(everything, values, self.case, run_kernel)
 
@@ -163,19 +167,26 @@ def launcher_for(case: WorkloadCase, device: torch.device) -> Launcher:
     return _launchers.get(key) or _launchers.keep(key, Launcher(case, machine_of(device), device))
 
 
-def warmup(cases: Iterable[WorkloadCase], device: Device = None) -> None:
-    """Compiles and loads what these cases run: later calls only launch, and may be captured in a CUDA graph."""
-    machine = machine_of(device)
-    place = torch.device("cpu") if machine.environment.kind != "cuda" else _cuda_device(device)
-    for case in cases:
-        names = [spec.name for spec in (*case.problem.inputs, *case.problem.outputs) if spec.shape is not None]
-        tensors: dict[str, Any] = {**case.problem.scalars, **allocate(case, names, place)}
-        if case.weight_mode == "packed":
-            for parts in case.problem.packings.values():
-                pack(tensors, parts)
-        launcher_for(case, place)(tensors)
-
-
-def _cuda_device(device: Device) -> torch.device:
+def place_of(device: Device) -> torch.device:
+    """Where tensors for this device live; the CPU for the interpreter."""
+    if machine_of(device).environment.kind != "cuda":
+        return torch.device("cpu")
     named = torch.device("cuda" if device is None or isinstance(device, Machine) or device == "auto" else device)
     return named if named.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def empty_tensors(case: WorkloadCase, place: torch.device) -> dict[str, Any]:
+    """Uninitialised inputs and outputs of the case and its scalars, weights packed where the case says so."""
+    names = [spec.name for spec in (*case.problem.inputs, *case.problem.outputs) if spec.shape is not None]
+    tensors: dict[str, Any] = {**case.problem.scalars, **allocate(case, names, place)}
+    if case.weight_mode == "packed":
+        for parts in case.problem.packings.values():
+            pack(tensors, parts)
+    return tensors
+
+
+def warmup(cases: Iterable[WorkloadCase], device: Device = None) -> None:
+    """Compiles and loads what these cases run: later calls only launch, and may be captured in a CUDA graph."""
+    place = place_of(device)
+    for case in cases:
+        launcher_for(case, place)(empty_tensors(case, place))

@@ -1,4 +1,4 @@
-"""What is asked of the tensors of a call, stated once: type, device, dtype, layout, gradients."""
+"""What is asked of the tensors of a call, stated once: type, device, dtype, layout."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tilewright.errors import GradientNeeded, MachineUnfit, UsageError
+from tilewright.errors import MachineUnfit, UsageError
 from tilewright.runtime.log import warn_once
 
 ACCEPTED_DTYPES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -49,8 +49,8 @@ def _long_signature(tensors: Sequence[Tensor | None], grad: bool) -> tuple[Any, 
     )
 
 
-def check_alike(given: Mapping[str, Any], *, grad: bool) -> str:
-    """One device, one accepted dtype, no gradient wanted; returns the dtype's name. Errors name the first offender."""
+def check_alike(given: Mapping[str, Any]) -> str:
+    """One device, one accepted dtype; returns the dtype's name. Errors name the first offender."""
     first, reference = next(iter(given.items()))
     for name, tensor in given.items():
         if not isinstance(tensor, Tensor):
@@ -63,11 +63,6 @@ def check_alike(given: Mapping[str, Any], *, grad: bool) -> str:
             raise UsageError(f"{name} has dtype {tensor.dtype}, {first} has {reference.dtype}; all must be the same")
         if tensor.device != reference.device:
             raise UsageError(f"{name} is on {tensor.device}, {first} on {reference.device}; all must be on one device")
-        if grad and tensor.requires_grad:
-            raise GradientNeeded(
-                f"{name} requires a gradient and this block is forward only; "
-                f"call it under torch.no_grad() or torch.inference_mode(), or detach {name}"
-            )
     return ACCEPTED_DTYPES[reference.dtype]
 
 
