@@ -77,6 +77,10 @@ class Reader:
         """In the order in which they were first seen."""
         return list(self._source.read(queries.environments).values())
 
+    def ask(self, question: Callable[[Session], Answer]) -> Answer:
+        """One question of a module of queries, answered as the others are."""
+        return self._source.read(question)
+
     def counts(self, case_key: str | None = None) -> dict[Status, int]:
         """Trials by status, of one case or of all."""
         return self._source.read(lambda session: queries.counts(session, case_key))

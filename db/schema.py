@@ -12,9 +12,9 @@ from tilewright.errors import DamagedDatabase, NotADatabase, SchemaTooNew
 if TYPE_CHECKING:
     from alembic.config import Config
 
-HEAD = "tw0002"
+HEAD = "tw0003"
 # in the order in which they are applied; written here so that opening a current file imports no alembic
-REVISIONS = ("tw0001", HEAD)
+REVISIONS = ("tw0001", "tw0002", HEAD)
 APPLICATION_ID = 0x74776462  # `twdb`, SQLite's mark for whose file it is
 _MARK = "alembic_version"
 

@@ -157,6 +157,10 @@ class Store:
 
         self._write(action)
 
+    def write(self, action: Callable[[Session], Answer]) -> Answer:
+        """One action of a module of tables of its own, atomic as the others are."""
+        return self._write(action)
+
     def _write(self, action: Callable[[Session], Answer]) -> Answer:
         with explained(self.location.shown), Session(self.engine) as session, session.begin():
             return action(session)

@@ -25,7 +25,20 @@ ALLOWED = {
     "live": {"search", "db", "problem", "errors"},
     "cli_options": {"problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
-    "cli": {"cli_options", "cli_queries", "live", "search", "runtime", "report", "db", "problem", "errors"},
+    "cli_filters": {"cli_options", "report", "db", "problem", "errors"},
+    "cli_results": {"cli_filters", "cli_options", "search", "report", "errors", "db"},
+    "cli": {
+        "cli_options",
+        "cli_queries",
+        "cli_results",
+        "live",
+        "search",
+        "runtime",
+        "report",
+        "db",
+        "problem",
+        "errors",
+    },
 }
 FORBIDDEN = {
     "db": {"torch", "triton", "optuna"},
