@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_queries, cli_results
+from tilewright import cli_exchange, cli_queries, cli_results
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -175,7 +175,13 @@ def selftest(device: str, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-for command in (cli_queries.lookup, cli_results.results, cli_queries.doctor, cli_queries.export):
+for command in (
+    cli_queries.lookup,
+    cli_results.results,
+    cli_queries.doctor,
+    cli_queries.export,
+    *cli_exchange.COMMANDS,
+):
     cli.add_command(command)
 
 

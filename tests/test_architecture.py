@@ -27,10 +27,12 @@ ALLOWED = {
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
     "cli_filters": {"cli_options", "report", "db", "problem", "errors"},
     "cli_results": {"cli_filters", "cli_options", "search", "report", "errors", "db"},
+    "cli_exchange": {"cli_options", "cli_queries", "kernel_templates", "search", "report", "db", "problem", "errors"},
     "cli": {
         "cli_options",
         "cli_queries",
         "cli_results",
+        "cli_exchange",
         "live",
         "search",
         "runtime",
