@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_fleet, cli_queries, cli_verify
+from tilewright import cli_exchange, cli_fleet, cli_queries, cli_results, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -212,12 +212,13 @@ def selftest(device: str, as_json: bool) -> None:
 
 for command in (
     cli_queries.lookup,
-    cli_queries.results,
+    cli_results.results,
     cli_queries.doctor,
     cli_queries.export,
     cli_verify.verify,
     cli_fleet.worker,
     cli_fleet.merge,
+    *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -1,14 +1,11 @@
-"""The commands that only read: lookup, results, doctor, export."""
+"""The commands that only read: lookup, doctor, export."""
 
-import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tilewright.cli_options import (
-    case_option,
     db_option,
     device_option,
     emit,
@@ -60,46 +57,6 @@ def lookup(
     from tilewright.report.lookups import lookup_text
 
     emit(lookup_text(content, explain=explain), as_json=False)
-
-
-@click.command()
-@click.option("--problem", help="Only this problem.")
-@case_option
-@click.option("--gpu", help="Only this GPU model.")
-@db_option
-@click.option("--own", is_flag=True, help="Leave out the records shipped with the package.")
-@json_option
-@click.option("--csv", "as_csv", is_flag=True, help="One line a case.")
-def results(
-    problem: str | None, cases: tuple[str, ...], gpu: str | None, db: str | None, own: bool, as_json: bool, as_csv: bool
-) -> None:
-    """The best plan of each case, how sure we are, and how far from the roofline.
-
-    \b
-    Example: tilewright results --problem gqa_attention_with_qk_norm --csv
-    """
-    from tilewright.report.queries import best_per_case
-    from tilewright.report.sources import gather
-    from tilewright.report.tables import results_csv, results_json, results_text
-
-    if as_json and as_csv:
-        raise click.UsageError("--json and --csv exclude each other")
-    names = {load_problem(problem).parse_case(text).name for text in cases} if problem else set(cases)
-    found = gather(db, problem=problem, gpu=gpu, shipped=not own)
-    groups = best_per_case(record for record in found if not names or record.stored.case_name in names)
-    if as_json:
-        emit(results_json(groups), as_json=True)
-    elif as_csv:
-        click.echo(results_csv(groups), nl=False)
-    elif groups:
-        emit(results_text(groups, width=_width(), terminal=sys.stdout.isatty()), as_json=False)
-    if not groups:
-        raise NothingFound("no record matches; `tilewright tune` makes some")
-
-
-def _width() -> int:
-    """Of the terminal; 80 where there is none."""
-    return max(80, shutil.get_terminal_size((80, 24)).columns)
 
 
 @click.command()

@@ -56,6 +56,7 @@ class Problem:
     reference: str
     suites: Mapping[str, tuple[Mapping[str, int], ...]] = field(default_factory=dict)
     smoke_constants: Mapping[str, int] = field(default_factory=dict)
+    tuned_plan_constants: Mapping[str, int] = field(default_factory=dict)  # small, and still a fit for tuned tiles
 
     @property
     def op_names(self) -> tuple[str, ...]:

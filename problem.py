@@ -107,6 +107,7 @@ def _build(definition: Mapping[str, Any], tuning: Mapping[str, Any], folder: Pat
         reference=definition["reference"],
         suites={"full": tuple(_workload(folder / "workload.jsonl")), "smoke": tuple(tuning["smoke"]["cases"])},
         smoke_constants=tuning["smoke"]["constants"],
+        tuned_plan_constants=tuning["smoke"].get("tuned_plans", tuning["smoke"]["constants"]),
     )
     _validate(problem)
     return problem

@@ -19,6 +19,7 @@ from tilewright.db.rows import (
     StoredRun,
     StoredTrial,
     TrialRow,
+    Trust,
     Verdict,
 )
 
@@ -119,6 +120,7 @@ def to_record(found: RowMapping, environment: Environment) -> StoredRecord:
         active=found["active"],
         quarantine_reason=found["quarantine_reason"],
         invalid=invalid,
+        trust=Trust.REPRODUCED if found["reproduced"] else Trust.MEASURED,
     )
 
 

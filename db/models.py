@@ -3,7 +3,19 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Dialect, Double, ForeignKey, Index, MetaData, String, text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    MetaData,
+    String,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
@@ -207,3 +219,48 @@ class RecordTable(Base):
             postgresql_where=text("active"),
         ),
     )
+
+
+class OutsideResultTable(Base):
+    """What others report, and what their code came to here; `workload` is a case's name or the suite in words."""
+
+    __tablename__ = "outside_results"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    problem: Mapped[str]
+    implementation: Mapped[str]
+    hardware: Mapped[str]
+    environment: Mapped[str]
+    workload: Mapped[str]
+    latency_us: Mapped[float]
+    percent_sol: Mapped[float | None]
+    trust: Mapped[str]
+    license: Mapped[str]
+    source_url: Mapped[str]
+    source: Mapped[str]
+    protocol: Mapped[str]
+    digest: Mapped[str]  # of the sources that were measured; empty for what was only reported
+    observed: Mapped[str]  # a date; ISO 8601
+    imported_at: Mapped[datetime]
+
+    __table_args__ = (
+        UniqueConstraint(
+            *("problem", "implementation", "hardware", "environment", "workload", "trust", "digest", "observed"),
+            name="uq_outside_results_identity",
+        ),
+    )
+
+
+class ReproductionTable(Base):
+    """One more measurement of a record's plan; `verdict` says whether it agrees."""
+
+    __tablename__ = "reproductions"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    record_id: Mapped[int] = mapped_column(ForeignKey("records.id"), index=True)
+    host: Mapped[str]
+    verdict: Mapped[str]
+    median_us: Mapped[float]
+    low_us: Mapped[float]
+    high_us: Mapped[float]
+    measured_at: Mapped[datetime]

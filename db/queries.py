@@ -8,8 +8,18 @@ from sqlalchemy.orm import Session
 
 from tilewright.db import mapping
 from tilewright.db.environment import Environment, normalised_gpu_name
-from tilewright.db.models import CaseTable, EnvironmentTable, ProblemTable, RecordTable, RunTable, TrialTable
+from tilewright.db.models import (
+    CaseTable,
+    EnvironmentTable,
+    ProblemTable,
+    RecordTable,
+    ReproductionTable,
+    RunTable,
+    TrialTable,
+)
 from tilewright.db.rows import Level, Status, StoredRecord, StoredRun, StoredTrial
+
+AGREES = "agrees"  # a further measurement within noise, on another day or another host
 
 
 class TrialFilter(TypedDict, total=False):
@@ -79,7 +89,12 @@ def records(session: Session, *, active: bool, **asked: Unpack[RecordFilter]) ->
     ):
         if value is not None:
             conditions.append(column == value)
-    columns = (*_columns(RecordTable), *_case_columns(), CaseTable.axes)
+    again = (
+        select(ReproductionTable.id)
+        .where(ReproductionTable.record_id == RecordTable.id, ReproductionTable.verdict == AGREES)
+        .exists()
+    )
+    columns = (*_columns(RecordTable), *_case_columns(), CaseTable.axes, again.label("reproduced"))
     statement = _of_case(select(*columns), RecordTable).where(*conditions)
     rows = session.execute(statement.order_by(RecordTable.id.desc())).all()
     known = environments(session)

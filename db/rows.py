@@ -40,6 +40,14 @@ class Verdict(StrEnum):
     UNMEASURED = "unmeasured"  # correct, on a device whose times are no measurements
 
 
+class Trust(StrEnum):
+    """How well a result is backed, least first."""
+
+    REPORTED = "reported"  # said by others, not measured here
+    MEASURED = "measured"  # measured here once
+    REPRODUCED = "reproduced"  # measured again within noise on another day or another machine
+
+
 @dataclass(frozen=True)
 class TrialRow:
     """One candidate at one case. Times in microseconds, sizes in bytes; None where not reached."""
@@ -127,6 +135,7 @@ class StoredRecord:
     active: bool = True
     quarantine_reason: str = ""
     invalid: str = ""
+    trust: Trust = Trust.MEASURED
 
 
 @dataclass(frozen=True)

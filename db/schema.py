@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HEAD = "tw0010"
 # in the order in which they are applied; written here so that opening a current file imports no alembic
-REVISIONS = ("tw0001", "tw0002", HEAD)
+REVISIONS = ("tw0001", "tw0002", "tw0003", HEAD)
 APPLICATION_ID = 0x74776462  # `twdb`, SQLite's mark for whose file it is
 _MARK = "alembic_version"
 _SETTING_UP = 0x7477_0001  # PostgreSQL's advisory lock for making and changing tables

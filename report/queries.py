@@ -12,9 +12,11 @@ from math import exp, log
 from statistics import mean
 
 from tilewright.db.environment import Environment
-from tilewright.db.rows import StoredRecord, Verdict
+from tilewright.db.rows import RecordRow, StoredRecord, Trust, Verdict
 from tilewright.errors import ProblemError
 from tilewright.problem import Problem, load_problem
+
+NOISE_GRADES = (("A", 0.5), ("B", 1.0), ("C", 2.0))  # half of the 95 % interval, percent of the median
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,19 @@ class BestRow:
     floor_us: float | None
     created_at: datetime | None
     digest: str
+    ties: tuple[str, ...] | None = None  # plans of the final that this one does not beat beyond noise
+    disturbed: str = ""  # what made the final's times doubtful
+    trust: str = Trust.MEASURED
+    record_id: int | None = None
+    run_id: int | None = None
+
+    @property
+    def noise(self) -> str:
+        """Grade of the interval's half width: A to 0.5 %, B to 1 %, C to 2 %, D above; `!` where it was disturbed."""
+        width = self.half_width_percent
+        if width is None:
+            return ""
+        return next((grade for grade, most in NOISE_GRADES if width <= most), "D") + "!" * bool(self.disturbed)
 
     @property
     def speedup_default(self) -> float | None:
@@ -119,11 +134,19 @@ def best_per_case(records: Iterable[Sourced]) -> tuple[Group, ...]:
     )
 
 
-def _group(found: list[Sourced]) -> Group:
+def chosen_records(records: Iterable[Sourced]) -> list[Sourced]:
+    """One record of each case, environment and regime, as `best_per_case` chooses it."""
+    found = list(records)
     order = {source: rank for rank, source in enumerate(dict.fromkeys(s.source for s in found))}
-    chosen: dict[str, Sourced] = {}
+    chosen: dict[tuple[object, ...], Sourced] = {}
     for sourced in sorted(found, key=lambda s: (bool(s.stored.invalid), order[s.source], -_age(s.stored))):
-        chosen.setdefault(sourced.stored.record.case_key, sourced)
+        stored = sourced.stored
+        chosen.setdefault((stored.record.case_key, *stored.environment.identity, stored.record.regime), sourced)
+    return list(chosen.values())
+
+
+def _group(found: list[Sourced]) -> Group:
+    chosen = {sourced.stored.record.case_key: sourced for sourced in chosen_records(found)}
     newest = max(found, key=lambda s: _age(s.stored)).stored
     measured = newest.environment.kind == "cuda"
     rows = sorted((_row(s, measured) for s in chosen.values()), key=lambda r: (tuple(r.axes.values()), r.case_key))
@@ -160,7 +183,18 @@ def _row(sourced: Sourced, measured: bool) -> BestRow:
         floor_us=record.floor_us if sound else None,
         created_at=record.created_at,
         digest=record.digest,
+        ties=_ties(record),
+        disturbed=str(record.evidence.get("noisy", "")),
+        trust=stored.trust,
+        record_id=stored.id,
+        run_id=stored.run_id,
     )
+
+
+def _ties(record: RecordRow) -> tuple[str, ...] | None:
+    """None where the evidence does not say."""
+    ties = record.evidence.get("ties")
+    return tuple(str(name) for name in ties) if isinstance(ties, list) else None
 
 
 def _aggregate(problem: str, weight_mode: str, rows: list[BestRow]) -> Aggregate:
@@ -181,7 +215,7 @@ def _aggregate(problem: str, weight_mode: str, rows: list[BestRow]) -> Aggregate
 
 
 @cache
-def _known(problem: str) -> Problem | None:
+def known_problem(problem: str) -> Problem | None:
     try:
         return load_problem(problem)
     except ProblemError:
@@ -190,7 +224,7 @@ def _known(problem: str) -> Problem | None:
 
 def _suite_of(problem: str, weight_mode: str, keys: frozenset[str]) -> tuple[str, Mapping[str, str]]:
     """The best covered suite, as case keys and names; an empty name where no suite holds any of the rows."""
-    known = _known(problem)
+    known = known_problem(problem)
     best: tuple[str, Mapping[str, str]] = ("", {})
     most = 0
     for name in known.suites if known else ():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tilewright.db.environment import normalised_gpu_name
 from tilewright.db.paths import locate
+from tilewright.db.queries import records
 from tilewright.db.reader import Reader
 from tilewright.db.records_json import read_records
 from tilewright.db.rows import StoredRecord
@@ -22,27 +23,29 @@ def gather(
     case_key: str | None = None,
     gpu: str | None = None,
     shipped: bool = True,
+    history: bool = False,
 ) -> list[Sourced]:
     """Own records first. `db` is a database or a JSON file of records; None is TILEWRIGHT_DB, then the user's own.
 
-    A named database that is missing or broken raises a DatabaseError; the user's own may not exist yet.
+    With `history` the former and quarantined records of the own database too. A named database that is missing or
+    broken raises a DatabaseError; the user's own may not exist yet.
     """
     named = db if db is not None else os.environ.get("TILEWRIGHT_DB") or None
-    found = [Sourced(DATABASE, stored) for stored in _own(named)]
+    found = [Sourced(DATABASE, stored) for stored in _own(named, history)]
     if shipped:
         files = sorted(SHIPPED_DIR.glob("*.json"))
         found += [Sourced(SHIPPED, stored) for file in files for stored in read_records(file)]
     return [sourced for sourced in found if _asked_for(sourced.stored, problem, case_key, gpu)]
 
 
-def _own(named: str | Path | None) -> list[StoredRecord]:
+def _own(named: str | Path | None, history: bool) -> list[StoredRecord]:
     if named is not None and Path(named).suffix == ".json":
         return read_records(Path(named))
     location = locate(named)
     if named is None and location.path is not None and not location.path.exists():
         return []
     with Reader.open(named) as reader:
-        return reader.active_records()
+        return reader.ask(lambda session: records(session, active=not history))
 
 
 def _asked_for(stored: StoredRecord, problem: str | None, case_key: str | None, gpu: str | None) -> bool:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -23,8 +23,21 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def results_text(groups: Iterable[Group], *, width: int = WIDTH, terminal: bool = False) -> str:
-    """Tables with a line of aggregates under each; colours and rules only on a terminal."""
+Facts = Callable[[BestRow, Group], Mapping[str, Any]]  # what is known of a row beside its columns
+
+
+def no_facts(row: BestRow, group: Group) -> Mapping[str, Any]:
+    return {}
+
+
+def results_text(
+    groups: Iterable[Group],
+    *,
+    width: int = WIDTH,
+    terminal: bool = False,
+    notes: Callable[[Group], Iterable[str]] = lambda group: (),
+) -> str:
+    """Tables with lines of aggregates and notes under each; colours and rules only on a terminal."""
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, no_color=not terminal, highlight=False)
     for position, group in enumerate(groups):
@@ -33,7 +46,7 @@ def results_text(groups: Iterable[Group], *, width: int = WIDTH, terminal: bool 
         for line in heading(group):
             console.print(Text(line, style="bold"), soft_wrap=False)
         console.print(_table(group, width, terminal))
-        for line in summary(group):
+        for line in (*summary(group), *map(clean, notes(group))):
             console.print(Text(line))
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n" if out.getvalue() else ""
 
@@ -49,7 +62,9 @@ def heading(group: Group) -> tuple[str, str]:
 def _table(group: Group, width: int, terminal: bool) -> Table:
     """Only the plan gives way when the line is too short: numbers are never cut."""
     rows = [_cells(row, group.measured) for row in group.rows]
-    headers = ("case", "median us", "+-", "default", "baseline", "% SOL") if group.measured else ("case", "state")
+    headers = (
+        ("case", "median us", "+-", "default", "baseline", "% SOL", "ties") if group.measured else ("case", "state")
+    )
     table = Table(box=box.SIMPLE_HEAD if terminal else None, padding=(0, 1, 0, 0), pad_edge=False)
     room = width - (len(headers) + 2) * terminal  # the box draws a blank between columns and at both ends
     for column, header in enumerate(headers):
@@ -66,14 +81,15 @@ def _cells(row: BestRow, measured: bool) -> tuple[str, ...]:
     if not measured:
         return clean(row.case), status(row), clean(row.invalid or row.label)
     if row.invalid:
-        return clean(row.case), "invalid", "", "", "", "", clean(row.invalid)
+        return clean(row.case), "invalid", "", "", "", "", "", clean(row.invalid)
     return (
         clean(row.case),
         _number(row.median_us, "{:.1f}"),
-        _number(row.half_width_percent, "{:.1f}%"),
+        f"{_number(row.half_width_percent, '{:.1f}%')} {row.noise}".rstrip(),
         _number(row.speedup_default, "{:.2f}x"),
         _number(row.speedup_baseline, "{:.2f}x"),
         _number(row.percent_sol, "{:.0f}"),
+        "-" if row.ties is None else str(len(row.ties)),
         clean(row.label),
     )
 
@@ -107,15 +123,15 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def results_csv(groups: Iterable[Group]) -> str:
-    """One line per row; numbers bare, everything else defused."""
+def results_csv(groups: Iterable[Group], facts: Facts = no_facts) -> str:
+    """One line per row; numbers bare, everything else defused; the facts' columns come last."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for group in groups:
-        for row in group.rows:
-            flat = _flat(group, row)
-            writer.writerow([_csv_cell(flat[name]) for name in CSV_COLUMNS])
+    rows = [(flat(group, row), facts(row, group)) for group in groups for row in group.rows]
+    more = tuple(name for name in (rows[0][1] if rows else ()))
+    writer.writerow((*CSV_COLUMNS, *more))
+    for plain, extra in rows:
+        writer.writerow([_csv_cell({**plain, **extra}[name]) for name in (*CSV_COLUMNS, *more)])
     return out.getvalue()
 
 
@@ -125,10 +141,11 @@ def _csv_cell(value: Any) -> str:
     return defused(clean(value)) if isinstance(value, str) else str(value)
 
 
-def results_json(groups: Iterable[Group]) -> dict[str, Any]:
+def results_json(groups: Iterable[Group], facts: Facts = no_facts) -> dict[str, Any]:
     """Schema 1: groups with environment, aggregate and rows; times in microseconds, null where not measured."""
     return {
         "schema": JSON_SCHEMA,
+        "kind": "best",
         "groups": [
             {
                 "problem": group.problem,
@@ -137,7 +154,10 @@ def results_json(groups: Iterable[Group]) -> dict[str, Any]:
                 "weight_mode": group.weight_mode,
                 "environment": asdict(group.environment),
                 "aggregate": _aggregate_json(group.aggregate),
-                "rows": [{**_flat(group, row), "axes": dict(row.axes), "case_key": row.case_key} for row in group.rows],
+                "rows": [
+                    {**flat(group, row), **facts(row, group), "axes": dict(row.axes), "case_key": row.case_key}
+                    for row in group.rows
+                ],
             }
             for group in groups
         ],
@@ -148,7 +168,8 @@ def _aggregate_json(total: Aggregate) -> dict[str, Any]:
     return {**asdict(total), "missing": list(total.missing), "complete": total.complete}
 
 
-def _flat(group: Group, row: BestRow) -> dict[str, Any]:
+def flat(group: Group, row: BestRow) -> dict[str, Any]:
+    """One row with the group that it belongs to."""
     return {
         "problem": group.problem,
         "gpu": group.environment.gpu_name,

@@ -97,7 +97,7 @@ def run_verify(request: VerifyRequest, subjects: Subjects, says: Callable[[str],
     with DeviceSession(selection.device) as session:
         described = session.describe()
         found = _asked(request, selection, subjects(described.environment, described.limits))
-        with compiler_for(described.limits, selection) as compiler:
+        with compiler_for(described.limits, selection.problem.family) as compiler:
             desk = _Desk(request, family, described.limits, session, compiler, begun)
             desk.submit(found)
             verified = []

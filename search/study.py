@@ -29,7 +29,7 @@ def key_of(point: Point) -> str:
 def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
     """Raises UsageError for a name that is not in SAMPLERS, or whose optional package is missing."""
     try:
-        with _quiet():
+        with quiet():
             return _sampler(name, seed)
     except ImportError as error:
         raise UsageError(
@@ -71,7 +71,7 @@ class PointStudy:
         self._seen: set[str] = set()
         self._asked = 0
         self._queue: list[str] = []
-        with _quiet():
+        with quiet():
             self._study = optuna.create_study(sampler=make_sampler(sampler, seed))
         self._open: dict[str, optuna.Trial] = {}
         self._enumerated = sampler == "brute" or len(self._points) <= budget
@@ -112,7 +112,7 @@ class PointStudy:
     def tell(self, point: Point, value: float | None) -> None:
         """The point's time; None when it failed."""
         trial = self._open.pop(key_of(point))
-        with _quiet():
+        with quiet():
             if value is None:
                 self._study.tell(trial, state=TrialState.FAIL)
             else:
@@ -130,7 +130,7 @@ class PointStudy:
 
     def _fixed_trial(self, key: str) -> optuna.Trial:
         point = dict(self._points[key])
-        with _quiet():
+        with quiet():
             self._study.enqueue_trial(point)
             trial = self._study.ask()
             for name in point:
@@ -139,13 +139,13 @@ class PointStudy:
 
     def _propose(self) -> Point:
         for _ in range(_ATTEMPTS):
-            with _quiet():
+            with quiet():
                 trial = self._study.ask()
                 point = self._suggest(trial)
             key = key_of(point)
             if key in self._points and key not in self._seen:
                 return self._begin(key, trial)
-            with _quiet():
+            with quiet():
                 self._study.tell(trial, state=TrialState.FAIL)
         unseen = [key for key in self._points if key not in self._seen]
         key = self._rng.choice(unseen)
@@ -176,7 +176,7 @@ def _choices(points: Sequence[Point]) -> dict[str, tuple[Any, ...]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Optuna's log lines would mix with ours, and the arguments it calls experimental are chosen on purpose.
 
     Both settings are the process's, so that threads that tune take turns.

@@ -4,7 +4,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import insert
+
 from tilewright.db.environment import Environment
+from tilewright.db.mapping import trial_columns
+from tilewright.db.models import TrialTable
 from tilewright.db.rows import Level, RecordRow, RunRow, RunStatus, Status, TrialRow, Verdict
 from tilewright.db.store import Store
 from tilewright.problem import WorkloadCase, load_problem
@@ -62,3 +66,24 @@ def fill(path: Path, trials: int = 3) -> None:
             store.add_trial(run, a_case(), an_env(), a_trial(number))
         store.activate(run, a_case(), an_env(), a_record())
         store.finish_run(run, RunStatus.DONE)
+
+
+def fill_with_many(path: Path, trials: int) -> None:
+    """A database with this many trials of the full suite in 20 runs, and a record of each case; takes seconds."""
+    cases = PROBLEM.suite("full")
+    statuses = [*[Status.OK] * 7, *Status]
+    with Store.open(path) as store:
+        env = store.environment(an_env())
+        ids = [store.case(case) for case in cases]
+        runs = [store.begin_run(a_run(), an_env()) for _ in range(20)]
+        for case in cases:
+            store.activate(runs[0], case, an_env(), a_record(case=case))
+        one = trial_columns(a_trial(config={f"PARAMETER_{i}": 64 for i in range(12)}))
+        rows = (
+            one
+            | {"run_id": runs[n % 20], "case_id": ids[n % 16], "environment_id": env, "digest": f"digest{n}"}
+            | {"status": statuses[n // 16 % len(statuses)], "template": f"template{n // 16 % 8}", "median_us": float(n)}
+            for n in range(trials)
+        )
+        with store.engine.begin() as connection:
+            connection.execute(insert(TrialTable), list(rows))

@@ -20,8 +20,9 @@ from tilewright.db.store import Store
 
 def rows(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     with closing(sqlite3.connect(path)) as other:
+        there = {name for (name,) in other.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         tables = [table.name for table in Base.metadata.sorted_tables]
-        return {table: other.execute(f"SELECT * FROM {table} ORDER BY id").fetchall() for table in tables}
+        return {t: other.execute(f"SELECT * FROM {t} ORDER BY id").fetchall() if t in there else [] for t in tables}
 
 
 def an_older_file(path: Path, revision: str = "tw0001") -> None:

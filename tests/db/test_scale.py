@@ -5,14 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from db_factories import PROBLEM, a_record, a_run, a_trial, an_env
-from sqlalchemy import insert
+from db_factories import PROBLEM, an_env, fill_with_many
 
-from tilewright.db.mapping import trial_columns
-from tilewright.db.models import TrialTable
 from tilewright.db.reader import Reader
 from tilewright.db.rows import Level, Status
-from tilewright.db.store import Store
 
 TRIALS = 100_000
 CASES = PROBLEM.suite("full")
@@ -21,22 +17,7 @@ CASES = PROBLEM.suite("full")
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("scale") / "tuned.sqlite"
-    statuses = [*[Status.OK] * 7, *Status]
-    with Store.open(path) as store:
-        env = store.environment(an_env())
-        ids = [store.case(case) for case in CASES]
-        runs = [store.begin_run(a_run(), an_env()) for _ in range(20)]
-        for case in CASES:
-            store.activate(runs[0], case, an_env(), a_record(case=case))
-        one = trial_columns(a_trial(config={f"PARAMETER_{i}": 64 for i in range(12)}))
-        rows = (
-            one
-            | {"run_id": runs[n % 20], "case_id": ids[n % 16], "environment_id": env, "digest": f"digest{n}"}
-            | {"status": statuses[n // 16 % len(statuses)], "template": f"template{n // 16 % 8}", "median_us": float(n)}
-            for n in range(TRIALS)
-        )
-        with store.engine.begin() as connection:
-            connection.execute(insert(TrialTable), list(rows))
+    fill_with_many(path, TRIALS)
     return path
 
 

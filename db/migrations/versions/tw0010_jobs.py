@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "tw0010"
-down_revision = "tw0002"
+down_revision = "tw0003"
 branch_labels = None
 depends_on = None
 
