@@ -19,13 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Request:
-    """One template at one case: `case` are keyword arguments of kernel_checks.a_case; no `values` means the default."""
+    """One template at one case: `case` are keyword arguments of kernel_checks.a_case, or the name of a case of a
+    shipped problem; no `values` means the default."""
 
     module: str
-    case: dict[str, Any]
+    case: dict[str, Any] | str
     capability: int
     sm_count: int = 132
     values: dict[str, Any] | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,14 @@ def _compile(request: Request) -> list[Compiled]:
 
     from tilewright.kernel_templates.compile import compile_stage
     from tilewright.kernel_templates.device import named_limits
+    from tilewright.problem import load_problem
 
     template = importlib.import_module(request.module).TEMPLATE
-    case, limits = a_case(**request.case), named_limits(request.capability, request.sm_count)
+    limits = named_limits(request.capability, request.sm_count)
+    if isinstance(request.case, str):
+        case = load_problem(*filter(None, [request.problem])).parse_case(request.case)
+    else:
+        case = a_case(**request.case)
     values = request.values or template.default(case, limits)
     reason = template.rejection(values, case, limits)
     assert reason is None, f"{template.name} {values} at {case.name} on sm_{request.capability} is rejected: {reason}"

@@ -4,9 +4,9 @@ from dataclasses import replace
 from operator import attrgetter
 
 import pytest
+from compile_child import Request, compile_in_child
 
 from tilewright.kernel_templates.base import Template
-from tilewright.kernel_templates.compile import compile_stage
 from tilewright.kernel_templates.device import INTERPRETER_LIMITS, named_limits
 from tilewright.kernel_templates.gqa_attention import gluon_attention, gluon_output, gluon_qkv
 from tilewright.problem import load_problem, problem_names
@@ -44,22 +44,26 @@ def test_absent_for_other_element_types(template: Template) -> None:
     assert template.valid_configs(case, HOPPER) == []
 
 
-@each_template
-@pytest.mark.parametrize("problem", problem_names())
-def test_default_compiles_within_shared_memory(template: Template, problem: str) -> None:
-    case = load_problem(problem).parse_case("b8s512")
-    (kernel,) = compile_stage(template, template.default(case, HOPPER), case, HOPPER)
-    assert kernel.shared_memory_bytes <= HOPPER.shared_memory_bytes
+def test_defaults_compile_for_every_problem_within_shared_memory() -> None:
+    requests = [Request(_module(t), "b8s512", 90, problem=name) for t in TEMPLATES for name in problem_names()]
+    for request, (kernel,) in zip(requests, compile_in_child(requests), strict=True):
+        assert kernel.shared_memory_bytes <= HOPPER.shared_memory_bytes, request
+        assert kernel.instructions["HGMMA"] > 0, request
 
 
 @each_template
 def test_constraint_counts_at_least_the_shared_memory_that_is_used(template: Template) -> None:
     case = load_problem().parse_case("b8s512")
     configs = template.valid_configs(case, HOPPER)
-    for values in configs[:: max(1, len(configs) // 4)]:
-        (kernel,) = compile_stage(template, values, case, HOPPER)
+    chosen = configs[:: max(1, len(configs) // 4)]
+    compiled = compile_in_child([Request(_module(template), case.name, 90, values=dict(values)) for values in chosen])
+    for values, (kernel,) in zip(chosen, compiled, strict=True):
         smaller = replace(HOPPER, shared_memory_bytes=kernel.shared_memory_bytes - 1)
         assert template.rejection(values, case, smaller) is not None
+
+
+def _module(template: Template) -> str:
+    return f"tilewright.kernel_templates.gqa_attention.{template.name}"
 
 
 def test_tail_is_split_only_where_that_saves_half_a_wave() -> None:
