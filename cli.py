@@ -52,6 +52,11 @@ def cli() -> None:
 @click.option("--refinal", is_flag=True, help="Time the finalists again even where nothing new is tried.")
 @click.option("--wanted", metavar="FILE", help="The shapes that TILEWRIGHT_TRACE counted, most used first.")
 @db_option
+@click.option(
+    "--journal-mode",
+    type=click.Choice(["wal", "delete", "truncate"]),
+    help="Of an SQLite file. Default: its own; a new one gets wal on a local disk, delete on a network share.",
+)
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option
 def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options: Any) -> None:

@@ -45,6 +45,8 @@ class Store:
         location = locate(target)
         if location.path is None:
             assert location.url is not None
+            if journal_mode is not None:
+                raise UsageError(f"journal_mode is {journal_mode}, and {location.shown} is a server: it has none")
             return cls(location, _open_server(location), ())
         share = network_file_system(location.path)
         warnings: tuple[str, ...] = ()

@@ -176,7 +176,7 @@ def _database(db: str | Path | None) -> Check:
     """Opened for reading; whether it may be written is asked of the file system, and nothing is created."""
     target = db if db is not None else os.environ.get("TILEWRIGHT_DB") or None
     try:
-        from tilewright.db.paths import locate
+        from tilewright.db.paths import locate, network_file_system
         from tilewright.db.reader import Reader
     except ImportError as error:
         return Check("database", State.FAIL, f"{error}; install SQLAlchemy to tune and to query")
@@ -190,10 +190,16 @@ def _database(db: str | Path | None) -> Check:
         return Check("database", State.OK, str(error))
     except (DatabaseError, UsageError) as error:
         return Check("database", State.FAIL, str(error))
+    share = None if location.path is None else network_file_system(location.path)
     writable = location.path is None or (_may_write(location.path) and _may_write(location.path.parent))
     detail = f"{location.shown}: current schema, {records} active records"
     if not writable:
         return Check("database", State.WARN, f"{detail}; read-only here: lookups work, tuning does not")
+    if share is not None:
+        advice = f"on a network file system ({share}), where SQLite can be damaged"
+        return Check("database", State.WARN, f"{detail}; {advice}")
+            "database", State.WARN, f"{detail}; on a network file system ({share}), where SQLite can be damaged"
+        )
     return Check("database", State.OK, f"{detail}, writable")
 
 

@@ -85,7 +85,7 @@ def run_devices(
     budget = Budget(request.budget, request.trials)
     begun = time.monotonic()
     with ExitStack() as stack:
-        store = stack.enter_context(Store.open(request.db))
+        store = stack.enter_context(Store.open(request.db, journal_mode=request.journal_mode))
         sessions = {device: stack.enter_context(session_for(device)) for device in devices}
         described = {device: session.describe() for device, session in sessions.items()}
         refuse_unequal({device: found.environment for device, found in described.items()})

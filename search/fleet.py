@@ -77,7 +77,7 @@ def run_fleet(
     Budget(request.budget, request.trials)
     queue = gpu or _model_here(request.device)
     selection = _selection(request, queue)
-    with Store.open(request.db) as store:
+    with Store.open(request.db, journal_mode=request.journal_mode) as store:
         ids = enqueue(store, request, selection, queue)
         says(f"{len(ids)} jobs for {queue}, database {store.location.shown}")
         if not detach:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tilewright.db.engine import JournalMode
 from tilewright.db.environment import Environment
 from tilewright.db.paths import without_password
 from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
@@ -55,6 +56,7 @@ class TuneRequest:
     refinal: bool = False
     wanted: str | None = None
     db: str | None = None
+    journal_mode: JournalMode | None = None
     devices: str | None = None
     shard: str | None = None
 
@@ -144,7 +146,7 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     budget = Budget(request.budget, request.trials)
     effort = request.resolved_effort
     begun = time.monotonic()
-    with Store.open(request.db) as store, DeviceSession(selection.device) as session:
+    with Store.open(request.db, journal_mode=request.journal_mode) as store, DeviceSession(selection.device) as session:
         described = session.describe()
         environment, limits = described.environment, described.limits
         run_id = store.begin_run(run_row(request), environment, device=selection.device)

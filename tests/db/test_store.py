@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from db_factories import a_case, a_record, a_run, a_trial, an_env, fill
 
+from tilewright.db.engine import JournalMode
 from tilewright.db.reader import Reader
 from tilewright.db.rows import Level, RunStatus, Status
 from tilewright.db.store import Store
 from tilewright.errors import DiskFull, NothingFound, StoreLocked, UsageError
+from tilewright.search.outcome import PROTOCOL
+from tilewright.search.run import RunRecords
 
 
 @pytest.fixture
@@ -74,6 +77,36 @@ def test_trials_are_filtered_by_everything_that_is_asked(path: Path) -> None:
         assert numbers(statuses=[]) == []
         assert numbers(level=Level.PLAN) == []
         assert numbers(limit=2) == [2, 3]
+
+
+def test_trials_of_an_older_protocol_can_be_left_out(path: Path) -> None:
+    with Store.open(path) as store:
+        for number, protocol in enumerate(["1", "2", "2"]):
+            run = store.begin_run(a_run(protocol=protocol), an_env())
+            store.add_trial(run, a_case(), an_env(), a_trial(number))
+        assert [trial.config["number"] for trial in store.trials(protocol="2")] == [1, 2]
+        assert [trial.config["number"] for trial in store.trials(protocol="1")] == [0]
+
+
+def test_a_run_knows_only_what_was_checked_and_timed_as_it_would_be_now(path: Path) -> None:
+    with Store.open(path) as store:
+        for number, protocol in enumerate(["an older one", PROTOCOL]):
+            run = store.begin_run(a_run(protocol=protocol), an_env())
+            store.add_trial(run, a_case(), an_env(), a_trial(number))
+        records = RunRecords(store, store.begin_run(a_run(), an_env()), an_env(), "graph")
+        assert [trial.config["number"] for trial in records.known_trials(a_case())] == [1]
+
+
+@pytest.mark.parametrize("mode", ["wal", "delete"])
+def test_the_journal_mode_of_a_file_is_a_choice(path: Path, mode: JournalMode) -> None:
+    Store.open(path, journal_mode=mode).close()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma journal_mode").fetchone() == (mode,)
+
+
+def test_a_server_has_no_journal_mode() -> None:
+    with pytest.raises(UsageError, match="journal_mode is wal, and postgresql"):
+        Store.open("postgresql://nobody@localhost/nothing", journal_mode="wal")
 
 
 def test_a_trial_of_another_case_is_refused(path: Path) -> None:

@@ -41,6 +41,17 @@ def test_a_sound_database_is_described(tmp_path: Path) -> None:
     assert (found.state, found.detail) == (State.OK, f"{path}: current schema, 0 active records, writable")
 
 
+def test_a_database_on_a_network_share_is_warned_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tilewright.db import paths
+    from tilewright.db.store import Store
+
+    Store.open(tmp_path / "own.sqlite").close()
+    monkeypatch.setattr(paths, "network_file_system", lambda _: "nfs4")
+    found = check("database", tmp_path / "own.sqlite")
+    assert found.state is State.WARN
+    assert "network file system (nfs4)" in found.detail
+
+
 def test_the_environment_variable_names_the_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TILEWRIGHT_DB", str(tmp_path / "named.sqlite"))
     assert "named.sqlite" in check("database").detail

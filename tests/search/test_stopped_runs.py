@@ -1,6 +1,7 @@
 """A run that is stopped, politely or not, loses nothing that had ended, and the next one does only what is left."""
 
 import json
+import random
 import signal
 import sqlite3
 import subprocess
@@ -99,3 +100,35 @@ def test_killed_run_is_resumed_and_nothing_is_done_twice(tmp_path: Path) -> None
     assert runs(database) == [RunStatus.INTERRUPTED, RunStatus.DONE]
     with Reader.open(database) as reader:
         assert len(reader.active_records()) == 1
+
+
+def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path: Path) -> None:
+    """From before the database is there to the middle of a trial, a final or a write."""
+    database, moments = tmp_path / "tuned.sqlite", random.Random(4)
+    begun = time.monotonic()
+    assert start(tmp_path / "undisturbed.sqlite", "--trials", "3").wait(timeout=120) == 0
+    whole_s = time.monotonic() - begun
+    before: list[tuple[str, str, str]] = []
+    killed = 0
+    for _ in range(20):
+        run = start(database, "--trials", "3")
+        try:
+            run.wait(moments.uniform(0.2, 1.1) * whole_s)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            killed += 1
+        run.communicate()
+        after = stored(database)
+        assert after[: len(before)] == before
+        before = after
+    assert killed >= 10
+    last = start(database, "--trials", "1")
+    out, err = last.communicate(timeout=120)
+    assert last.returncode == 0, err
+    assert max(Counter(stored(database)).values()) == 1
+    assert RunStatus.RUNNING not in runs(database)
+    [case] = json.loads(out)["cases"]
+    assert case["reused"] == len(before)
+    with Reader.open(database) as reader:
+        [record] = reader.active_records()
+    assert case["record"]["plan"] == record.record.plan
