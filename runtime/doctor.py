@@ -198,8 +198,6 @@ def _database(db: str | Path | None) -> Check:
     if share is not None:
         advice = f"on a network file system ({share}), where SQLite can be damaged"
         return Check("database", State.WARN, f"{detail}; {advice}")
-            "database", State.WARN, f"{detail}; on a network file system ({share}), where SQLite can be damaged"
-        )
     return Check("database", State.OK, f"{detail}, writable")
 
 
