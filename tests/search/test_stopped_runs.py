@@ -106,7 +106,9 @@ def test_twenty_kills_at_random_moments_lose_nothing_and_repeat_nothing(tmp_path
     """From before the database is there to the middle of a trial, a final or a write."""
     database, moments = tmp_path / "tuned.sqlite", random.Random(4)
     begun = time.monotonic()
-    assert start(tmp_path / "undisturbed.sqlite", "--trials", "3").wait(timeout=120) == 0
+    undisturbed = start(tmp_path / "undisturbed.sqlite", "--trials", "3")
+    undisturbed.communicate(timeout=120)
+    assert undisturbed.returncode == 0
     whole_s = time.monotonic() - begun
     before: list[tuple[str, str, str]] = []
     killed = 0
