@@ -31,7 +31,9 @@ ALLOWED = {
     "cli_filters": {"cli_options", "report", "db", "problem", "errors"},
     "cli_results": {"cli_filters", "cli_options", "search", "report", "errors", "db"},
     "cli_exchange": {"cli_options", "cli_queries", "kernel_templates", "search", "report", "db", "problem", "errors"},
+    "cli_db": {"cli_options", "report", "db", "errors"},
     "cli": {
+        "cli_db",
         "cli_options",
         "cli_queries",
         "cli_verify",
