@@ -10,7 +10,7 @@ from db_factories import a_case, a_record, a_run, an_env
 
 from tilewright.db.rows import StoredRecord, Trust
 from tilewright.db.store import Store
-from tilewright.db.trust import Repetition, mark_reproduced
+from tilewright.db.trust import Marked, Repetition, mark_reproduced
 from tilewright.errors import NothingFound, UsageError
 
 MADE = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -45,7 +45,7 @@ def the_record(store: Store) -> StoredRecord:
 )
 def test_within_noise_on_another_day_or_host_is_reproduced(again: Repetition, trust: Trust, tmp_path: Path) -> None:
     with Store.open(tmp_path / "t.sqlite") as store:
-        assert mark_reproduced(store, record_id(store), again) is trust
+        assert mark_reproduced(store, record_id(store), again).trust is trust
         assert the_record(store).trust is trust
 
 
@@ -53,7 +53,7 @@ def test_a_later_deviation_takes_nothing_back(tmp_path: Path) -> None:
     with Store.open(tmp_path / "t.sqlite") as store:
         record = record_id(store)
         mark_reproduced(store, record, Repetition(100.0, 99.0, 101.0, measured_at=NEXT_DAY))
-        assert mark_reproduced(store, record, Repetition(150.0, 149.0, 151.0)) is Trust.REPRODUCED
+        assert mark_reproduced(store, record, Repetition(150.0, 149.0, 151.0)) == Marked("differs", Trust.REPRODUCED)
 
 
 def test_what_is_not_there_or_has_no_time_cannot_be_reproduced(tmp_path: Path) -> None:
