@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_db, cli_exchange, cli_fleet, cli_queries, cli_results, cli_verify
+from tilewright import cli_db, cli_exchange, cli_fleet, cli_import, cli_queries, cli_results, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -219,6 +219,7 @@ for command in (
     cli_fleet.worker,
     cli_fleet.merge,
     cli_db.db,
+    cli_import.import_,
     *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)

@@ -11,6 +11,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from tilewright.db import queries
+from tilewright.db.environment import Environment
 from tilewright.db.models import OutsideResultTable, RecordTable, ReproductionTable, RunTable
 from tilewright.db.queries import AGREES
 from tilewright.db.rows import StoredRecord, Trust
@@ -44,6 +45,17 @@ class OutsideResult:
     def __post_init__(self) -> None:
         if not math.isfinite(self.latency_us) or self.latency_us <= 0:
             raise UsageError(f"latency_us of {self.implementation!r} must be a positive number, got {self.latency_us}")
+
+
+def environment_words(environment: Environment, regime: str) -> str:
+    """What must be equal for two times of one card to stand in one table, in words."""
+    mig = f"MIG {environment.mig}, " if environment.mig else ""
+    return f"{mig}Triton {environment.triton}, {regime}"
+
+
+def suite_words(cases: int) -> str:
+    """As boards call it."""
+    return f"suite of {cases} cases"
 
 
 _NAMES = tuple(field.name for field in fields(OutsideResult))

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Any
 
-from tilewright.db.environment import Environment, normalised_gpu_name
+from tilewright.db.environment import normalised_gpu_name
 from tilewright.db.rows import Trust
-from tilewright.db.trust import OutsideResult
+from tilewright.db.trust import OutsideResult, environment_words, suite_words
 from tilewright.report.listing import Column, Listing
 from tilewright.report.queries import BestRow, Group
 
@@ -67,17 +67,6 @@ class Row:
     source: str
     protocol: str
     digest: str
-
-
-def environment_words(environment: Environment, regime: str) -> str:
-    """What must be equal for two times of one card to stand in one table, in words."""
-    mig = f"MIG {environment.mig}, " if environment.mig else ""
-    return f"{mig}Triton {environment.triton}, {regime}"
-
-
-def suite_words(cases: int) -> str:
-    """As boards call it."""
-    return f"suite of {cases} cases"
 
 
 def ranked(outside: Iterable[OutsideResult], groups: Iterable[Group], cases: Collection[str] = ()) -> list[Row]:

@@ -32,8 +32,10 @@ ALLOWED = {
     "cli_results": {"cli_filters", "cli_options", "search", "report", "errors", "db"},
     "cli_exchange": {"cli_options", "cli_queries", "kernel_templates", "search", "report", "db", "problem", "errors"},
     "cli_db": {"cli_options", "report", "db", "errors"},
+    "cli_import": {"cli_db", "cli_options", "search", "report", "db", "errors"},
     "cli": {
         "cli_db",
+        "cli_import",
         "cli_options",
         "cli_queries",
         "cli_verify",

@@ -13,9 +13,9 @@ from db_factories import an_env, fill
 from tilewright import cli
 from tilewright.db.rows import Trust
 from tilewright.db.store import Store
-from tilewright.db.trust import OutsideResult, add_outside_results
+from tilewright.db.trust import OutsideResult, add_outside_results, environment_words
 from tilewright.problem import DEFAULT_PROBLEM
-from tilewright.report.leaderboard import environment_words, ranked
+from tilewright.report.leaderboard import ranked
 
 SUITE = "suite of 16 cases"
 DOCS = Path(__file__).resolve().parent.parent.parent / "docs" / "results.md"
