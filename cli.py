@@ -242,7 +242,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(str(cause) or "interrupted", err=True)
         return int(getattr(cause, "exit_code", 130))
     except TilewrightError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         return error.exit_code
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1

@@ -48,7 +48,6 @@ def import_solution(
     from tilewright.report.exchange import incoming
     from tilewright.report.exchange.checking import write_sources
     from tilewright.report.exchange.schema import read_solution
-    from tilewright.report.text import clean
     from tilewright.search.outside import HOOKS, CaseAnswer, OutsideCode, measure_code
     from tilewright.search.request import resolve
     from tilewright.search.session import DeviceSession
@@ -62,11 +61,7 @@ def import_solution(
 
     def says(answer: CaseAnswer) -> None:
         time = f"{answer.median_us:.1f} us" if answer.median_us is not None else "right"
-        say(
-            clean(
-                f"{answer.case}: {answer.status.value}, {answer.reason}" if answer.reason else f"{answer.case}: {time}"
-            )
-        )
+        say(f"{answer.case}: {answer.status.value}, {answer.reason}" if answer.reason else f"{answer.case}: {time}")
 
     with (
         tempfile.TemporaryDirectory(prefix="tilewright-import-") as folder,

@@ -24,7 +24,7 @@ ALLOWED = {
     "runtime": {"runtime", "kernel_templates", "db", "wanted", "problem", "expressions", "errors"},
     "report": {"report", "kernel_templates", "db", "problem", "errors"},
     "live": {"search", "db", "problem", "errors"},
-    "cli_options": {"problem", "errors"},
+    "cli_options": {"report", "problem", "errors"},
     "cli_queries": {"cli_options", "runtime", "report", "db", "problem", "errors"},
     "cli_verify": {"cli_options", "search", "runtime", "report", "problem", "errors"},
     "cli_fleet": {"cli_options", "live", "search", "db", "errors"},
