@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_exchange, cli_fleet, cli_queries, cli_results, cli_verify
+from tilewright import cli_db, cli_exchange, cli_fleet, cli_import, cli_queries, cli_results, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -223,6 +223,8 @@ for command in (
     cli_verify.verify,
     cli_fleet.worker,
     cli_fleet.merge,
+    cli_db.db,
+    cli_import.import_,
     *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)
@@ -245,7 +247,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         click.echo(str(cause) or "interrupted", err=True)
         return int(getattr(cause, "exit_code", 130))
     except TilewrightError as error:
-        click.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         return error.exit_code
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else 1

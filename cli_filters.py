@@ -63,6 +63,21 @@ class Filters:
 
         return self.narrowed(gather(self.db, shipped=not self.own, history=history))
 
+    def outside(self) -> list[Any]:
+        """Results of others; none where a filter asks for what only ours have."""
+        from tilewright.db.environment import normalised_gpu_name
+        from tilewright.report.sources import gather_outside
+
+        if self.environment or self.run_id or self.template or self.statuses:
+            return []
+        gpu = normalised_gpu_name(self.gpu) if self.gpu else None
+        problem = load_problem(self.problem).name if self.problem else None
+        return [
+            row
+            for row in gather_outside(self.db, problem)
+            if (gpu is None or normalised_gpu_name(row.hardware) == gpu) and self.trust in (None, str(row.trust))
+        ]
+
     def narrowed(self, records: Sequence[Any]) -> list[Any]:
         """Records from elsewhere under the same filters."""
         from tilewright.db.environment import normalised_gpu_name
@@ -86,7 +101,7 @@ def filters(command: Command) -> Command:
         click.option("--run", "run_id", type=click.IntRange(min=1), help="Only this run."),
         click.option("--template", help="Only what uses this template."),
         click.option("--status", "statuses", multiple=True, type=click.Choice(STATUSES), help="Only these outcomes."),
-        click.option("--trust", type=click.Choice(["measured", "reproduced"]), help="Only records of this trust."),
+        click.option("--trust", type=click.Choice(["reported", "measured", "reproduced"]), help="Only this trust."),
         db_option,
         click.option("--own", is_flag=True, help="Leave out what is shipped with the package."),
     )

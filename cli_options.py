@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from tilewright.problem import DEFAULT_PROBLEM, SUITES
+from tilewright.report.text import clean_lines
 
 problem_option = click.option("--problem", default=DEFAULT_PROBLEM, show_default=True, help="Name, or a folder.")
 case_option = click.option("--case", "cases", multiple=True, metavar="CASE", help="b4s512 or batch_size=4,seq_len=512.")
@@ -20,8 +21,8 @@ suite_option = click.option(
 
 
 def say(text: str) -> None:
-    """Talk goes to stderr."""
-    click.echo(text, err=True)
+    """Talk goes to stderr; what it quotes steers no terminal."""
+    click.echo(clean_lines(text), err=True)
 
 
 def emit(content: Any, as_json: bool) -> None:

@@ -25,7 +25,7 @@ def results(context: click.Context, chosen: Filters, form: str) -> None:
     Example: tilewright results --problem gqa_attention_with_qk_norm --csv
     """
     if context.invoked_subcommand is None:
-        _print_best(chosen, form)
+        (_print_leaderboard if chosen.trust == "reported" else _print_best)(chosen, form)
         return
     given = [
         parameter
@@ -80,12 +80,49 @@ def top(chosen: Filters, form: str, count: int, level: str | None) -> None:
     from tilewright.db.rows import Level
     from tilewright.report.trials import top as answer
 
+    if chosen.trust == "reported":  # others report no trials; their results are ranked as they are
+        _print_leaderboard(chosen, form, count)
+        return
     wanted = dataclasses.replace(chosen.wanted(), level=Level(level) if level else None)
     with databases(chosen) as readers:
         listing = answer(readers, wanted, count)
     if not listing.rows:
         raise NothingFound("no trial with a measured time matches")
     print_listing(listing, form)
+
+
+@results.command()
+@filters
+@forms
+@click.option("-n", "count", type=click.IntRange(min=1), help="Of each card and environment.")
+def leaderboard(chosen: Filters, form: str, count: int | None) -> None:
+    """What others report and what is measured here, ranked by card and environment; with --case, that case alone.
+
+    \b
+    Example: tilewright results leaderboard --trust reported
+    """
+    _print_leaderboard(chosen, form, count)
+
+
+def _print_leaderboard(chosen: Filters, form: str, count: int | None = None) -> None:
+    from tilewright.report.leaderboard import flat_listing, listings, ranked
+    from tilewright.report.listing import listing_markdown, listing_text
+    from tilewright.report.queries import best_per_case
+
+    outside, cases = chosen.outside(), [chosen.case_name(text) for text in chosen.cases]
+    rows = [
+        row for row in ranked(outside, best_per_case(chosen.records()), cases) if count is None or row.rank <= count
+    ]
+    if not rows:
+        raise NothingFound("no result matches; `tilewright db import-reported FILE` brings in what others report")
+    if form in ("json", "csv"):
+        print_listing(flat_listing(rows), form)
+        return
+    tables = (
+        listing_markdown(each) if form == "markdown" else listing_text(each, width=width(), wide=form == "wide")
+        for each in listings(rows)
+    )
+    click.echo("\n".join(tables), nl=False)
 
 
 @results.command()

@@ -32,8 +32,11 @@ from tilewright.cli_options import (
     "--budget", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, metavar="SECONDS",
     help="When it runs short, baselines are left out.",
 )  # fmt: skip
+@click.option(
+    "--record", is_flag=True, help="Store the times; a record that holds on another day or host is reproduced."
+)
 @json_option
-def verify(as_json: bool, db: str | None, allow_stale: bool, **options: Any) -> None:
+def verify(as_json: bool, db: str | None, allow_stale: bool, record: bool, **options: Any) -> None:
     """Check and time the active records again, and say which to keep and which to tune again; exit 1 for the latter.
 
     \b
@@ -41,10 +44,13 @@ def verify(as_json: bool, db: str | None, allow_stale: bool, **options: Any) -> 
     """
     from tilewright.report.verified import verified_text
     from tilewright.search.recheck_run import VerifyRequest, run_verify
+    from tilewright.search.reproduce import record_again
 
     request = VerifyRequest(**options)
     report = run_verify(request, _subjects(request.problem, db, allow_stale), say)
-    emit(report.to_json() if as_json else verified_text(report.to_json()), as_json)
+    again = [one.to_json() for one in record_again(report, db)] if record else None
+    content = {**report.to_json(), "reproductions": again}
+    emit(content if as_json else verified_text(content), as_json)
     if not report.all_kept:
         raise SystemExit(1)
 

@@ -239,7 +239,7 @@ class OutsideResultTable(Base):
     source_url: Mapped[str]
     source: Mapped[str]
     protocol: Mapped[str]
-    digest: Mapped[str]  # of the sources that were measured; empty for what was only reported
+    digest: Mapped[str]  # of the sources that were measured; of what was only reported the number itself
     observed: Mapped[str]  # a date; ISO 8601
     imported_at: Mapped[datetime]
 

@@ -10,9 +10,11 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from tilewright.db import queries
+from tilewright.db.environment import Environment
 from tilewright.db.models import OutsideResultTable, RecordTable, ReproductionTable, RunTable
 from tilewright.db.queries import AGREES
-from tilewright.db.rows import Trust
+from tilewright.db.rows import StoredRecord, Trust
 from tilewright.db.store import Store
 from tilewright.errors import NothingFound, UsageError
 
@@ -43,6 +45,17 @@ class OutsideResult:
     def __post_init__(self) -> None:
         if not math.isfinite(self.latency_us) or self.latency_us <= 0:
             raise UsageError(f"latency_us of {self.implementation!r} must be a positive number, got {self.latency_us}")
+
+
+def environment_words(environment: Environment, regime: str) -> str:
+    """What must be equal for two times of one card to stand in one table, in words."""
+    mig = f"MIG {environment.mig}, " if environment.mig else ""
+    return f"{mig}Triton {environment.triton}, {regime}"
+
+
+def suite_words(cases: int) -> str:
+    """As boards call it."""
+    return f"suite of {cases} cases"
 
 
 _NAMES = tuple(field.name for field in fields(OutsideResult))
@@ -96,8 +109,24 @@ class Repetition:
     measured_at: datetime | None = None  # None: now
 
 
-def mark_reproduced(store: Store, record_id: int, again: Repetition) -> Trust:
-    """Stores a repeated measurement; the record's trust from now on.
+@dataclass(frozen=True)
+class Marked:
+    """What a repetition came to, and the record's trust from now on."""
+
+    verdict: str  # agrees | differs | same day and host
+    trust: Trust
+
+
+def stored_id(session: Session, record: StoredRecord) -> int | None:
+    """Where this very record is among the active ones of a database, whichever layer it was read from."""
+    row = record.record
+    found = queries.records(session, active=True, case_key=row.case_key, env=record.environment, regime=row.regime)
+    same = (one for one in found if (one.record.digest, one.record.created_at) == (row.digest, row.created_at))
+    return next((one.id for one in same), None)
+
+
+def mark_reproduced(store: Store, record_id: int, again: Repetition) -> Marked:
+    """Stores a repeated measurement beside the record.
 
     It becomes `reproduced` when the intervals overlap, or the medians differ by less than 1 %, on another UTC day or
     another host than the record's own. Raises NothingFound for an unknown record, UsageError for one without a time.
@@ -105,7 +134,7 @@ def mark_reproduced(store: Store, record_id: int, again: Repetition) -> Trust:
     host = again.host or socket.gethostname()
     when = again.measured_at or datetime.now(UTC)
 
-    def action(session: Session) -> Trust:
+    def action(session: Session) -> Marked:
         record = session.get(RecordTable, record_id)
         if record is None:
             raise NothingFound(f"the database has no record {record_id}")
@@ -118,7 +147,7 @@ def mark_reproduced(store: Store, record_id: int, again: Repetition) -> Trust:
         session.add(ReproductionTable(record_id=record_id, host=host, verdict=verdict, measured_at=when, **numbers))
         session.flush()
         agreed = select(ReproductionTable.id).filter_by(record_id=record_id, verdict=AGREES)
-        return Trust.REPRODUCED if session.scalar(agreed) is not None else Trust.MEASURED
+        return Marked(verdict, Trust.REPRODUCED if session.scalar(agreed) is not None else Trust.MEASURED)
 
     return store.change(action)
 

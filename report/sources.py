@@ -10,6 +10,7 @@ from tilewright.db.reader import Reader
 from tilewright.db.records_json import read_records
 from tilewright.db.rows import StoredRecord
 from tilewright.db.shipped import SHIPPED_DIR
+from tilewright.db.trust import OutsideResult, outside_results
 from tilewright.report.queries import Sourced
 
 DATABASE = "database"
@@ -36,6 +37,18 @@ def gather(
         files = sorted(SHIPPED_DIR.glob("*.json"))
         found += [Sourced(SHIPPED, stored) for file in files for stored in read_records(file)]
     return [sourced for sourced in found if _asked_for(sourced.stored, problem, case_key, gpu)]
+
+
+def gather_outside(db: str | Path | None = None, problem: str | None = None) -> list[OutsideResult]:
+    """What others report or wrote, from the same database as `gather`; a JSON file of records holds none."""
+    named = db if db is not None else os.environ.get("TILEWRIGHT_DB") or None
+    if named is not None and Path(named).suffix == ".json":
+        return []
+    location = locate(named)
+    if named is None and location.path is not None and not location.path.exists():
+        return []
+    with Reader.open(named) as reader:
+        return reader.ask(lambda session: outside_results(session, problem))
 
 
 def _own(named: str | Path | None, history: bool) -> list[StoredRecord]:

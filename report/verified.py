@@ -16,6 +16,8 @@ def verified_text(report: Mapping[str, Any]) -> str:
         lines.append(f"{case['case']:<10}{case['verdict']:<8}{times}  {case['reason']}{noisy}")
     kept, count = report["keep"], len(report["cases"])
     lines.append(f"{kept} of {count} kept in {report['seconds']:.0f} s")
+    for one in report.get("reproductions") or ():
+        lines.append(f"{one['case']}: {one['trust'] or 'not recorded'}, {one['note']}")
     if report["retune"]:
         cases = " ".join(f"--case {name}" for name in report["retune"])
         lines.append(f"tune again: tilewright tune --problem {report['problem']} {cases}")

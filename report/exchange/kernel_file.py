@@ -11,6 +11,7 @@ from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import Problem
 from tilewright.report.exchange.inline import Inliner, Key
+from tilewright.report.text import clean
 
 RESERVED = ("run", "Case", "launch_kernel", "CONSTANTS", "STAGES", "PLANS", "DEFAULT_PLAN", "OPS")
 
@@ -56,7 +57,7 @@ def kernel_file(problem: Problem, tuned: Sequence[TunedPlan], default: FusionPla
         f"    {name!r}: ({', '.join(inliner.new_names[k] for k in keys)}),\n" for name, keys in where.items()
     )
     parts = [
-        "\n".join(f"# {line}".rstrip() for line in header),
+        "\n".join(f"# {clean(line)}".rstrip() for line in header),
         body.rstrip(),
         "# ---- dispatch",
         f"CONSTANTS = {pprint.pformat(dict(problem.constants), sort_dicts=False)}\nOPS = {problem.op_names!r}",
@@ -78,7 +79,7 @@ def _plans(problem: Problem, tuned: Sequence[TunedPlan]) -> str:
     entries = []
     for one in tuned:
         key = tuple(one.axes[axis] for axis in problem.variable_axes)
-        comment = f"    # {one.evidence}\n" if one.evidence else ""
+        comment = f"    # {clean(one.evidence)}\n" if one.evidence else ""
         entries.append(f"{comment}    {key!r}: {_plan(one.plan, 4)},\n")
     return f"PLANS = {{  # by {', '.join(problem.variable_axes)}\n{''.join(entries)}}}"
 
