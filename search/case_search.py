@@ -230,9 +230,8 @@ class CaseSearch:
         points = {digest: coordinates(plan, ranked) for digest, plan in plans.items()}
         budget = self.context.effort.plan_trials
         # boards whose ranks differ are no help to each other: their coordinates name other plans
-        study = open_study(
-            self.context, list(points.values()), budget, "plans", *sorted(f"{d} {p}" for d, p in points.items())
-        )
+        names = sorted(f"{digest} {point}" for digest, point in points.items())
+        study = open_study(self.context, list(points.values()), budget, "plans", *names)
         study.enqueue(list(points.values())[: max(1, budget // 2)])
         by_point = {_key(point): plans[digest] for digest, point in points.items()}
         while not self.out_of_time():
