@@ -15,9 +15,11 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 
 from tilewright.db.faults import explained
 from tilewright.db.jobs import turn
+from tilewright.db.paths import shown_url
 from tilewright.db.rows import Level, TrialRow
 from tilewright.db.store import Store
 from tilewright.errors import Unreachable
@@ -42,7 +44,7 @@ def create_studies(store: Store) -> None:
 
 @contextmanager
 def shared_studies(store: Store, lease_s: float) -> Iterator[RDBStorage]:
-    storage = patiently(lambda: _answering(lambda: _storage(store, lease_s=lease_s, makes_tables=False)))
+    storage = _answered(store.location.shown, lambda: _storage(store, lease_s=lease_s, makes_tables=False))
     try:
         yield storage
     finally:
@@ -62,15 +64,22 @@ def _storage(store: Store, *, lease_s: float, makes_tables: bool) -> RDBStorage:
         )
 
 
-def _answering(action: Callable[[], Answer]) -> Answer:
-    """Optuna's word for a server that went away becomes ours."""
-    try:
-        return action()
-    except optuna.exceptions.StorageInternalError as error:
-        raise Unreachable(f"the storage of shared studies does not answer: {error.__cause__ or error}") from error
+def _answered(shown: str, action: Callable[[], Answer]) -> Answer:
+    """Asks again while the server is away; Optuna's word for what went wrong becomes ours."""
+
+    def once() -> Answer:
+        with explained(shown):
+            try:
+                return action()
+            except optuna.exceptions.StorageInternalError as error:
+                if isinstance(error.__cause__, DBAPIError):
+                    raise error.__cause__ from error
+                raise Unreachable(f"shared studies in {shown} do not answer: {error.__cause__ or error}") from error
+
+    return patiently(once)
 
 
-@dataclass(frozen=True)
+@dataclass
 class FleetShare:
     """This board's part; a point that was asked `abandoned_s` ago and not told is free again."""
 
@@ -79,6 +88,7 @@ class FleetShare:
     part: Part
     job_id: int
     abandoned_s: float
+    ended: bool = False  # with or without the final: what comes now is no reason to give the part back
 
     def known(self, case: WorkloadCase, default: str, yardstick_us: float) -> list[TrialRow]:
         """Trials of a run that has no time of the default plan cannot be compared, and are left out."""
@@ -114,11 +124,16 @@ class FleetShare:
                     load_if_exists=True,
                 )
 
-        study = patiently(lambda: _answering(opened))
+        study = self.answered(opened)
         return SharedPointStudy(points, self, study, budget=budget, sampler=sampler, seed=sampler_seed)
 
     def is_last(self) -> bool:
-        return self.records.ends_last(self.part.group, self.job_id)
+        last = self.records.ends_last(self.part.group, self.job_id)
+        self.ended = True
+        return last
+
+    def answered(self, action: Callable[[], Answer]) -> Answer:
+        return _answered(shown_url(self.storage.engine.url), action)
 
 
 class SharedPointStudy(PointStudy):
@@ -131,10 +146,10 @@ class SharedPointStudy(PointStudy):
         self._share = share
         self._stored: set[str] = set()
         self._met_s: dict[int, float] = {}
-        self._refresh()
+        share.answered(self._refresh)
 
     def add_known(self, point: Point, value: float | None) -> None:
-        super().add_known(point, value)
+        self._share.answered(lambda: super(SharedPointStudy, self).add_known(point, value))
         self._stored.add(key_of(point))
 
     def ask(self) -> Point | None:
@@ -143,7 +158,7 @@ class SharedPointStudy(PointStudy):
                 self._refresh()
                 return super(SharedPointStudy, self).ask()
 
-        return patiently(lambda: _answering(asked))
+        return self._share.answered(asked)
 
     def tell(self, point: Point, value: float | None) -> None:
         """After the trial is stored: whoever hears of the point can read it."""
@@ -155,18 +170,21 @@ class SharedPointStudy(PointStudy):
             with quiet():
                 self._study.tell(trial, value, state=state, skip_if_finished=True)
 
-        patiently(lambda: _answering(told))
+        self._share.answered(told)
         del self._open[key_of(point)]
 
     def leave(self) -> None:
-        for trial in self._open.values():
-            trial.set_user_attr(_LEFT, True)
-            with quiet():
-                self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+        def left() -> None:
+            for trial in self._open.values():
+                trial.set_user_attr(_LEFT, True)
+                with quiet():
+                    self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+
+        self._share.answered(left)
         self._open.clear()
 
     def waits(self) -> bool:
-        return bool(patiently(lambda: _answering(self._refresh)) - set(self._open))
+        return bool(self._share.answered(self._refresh) - set(self._open))
 
     def _turn(self) -> AbstractContextManager[None]:
         return self._share.records.turn(self._study.study_name)

@@ -156,7 +156,7 @@ class Desk:
             seconds = float("inf") if request.budget is None else request.budget
             tuner.tune_case(case, deadline_s=context.now_s() + seconds, trial_limit=request.trials)
             records.flush()
-        if should_abort():
+        if should_abort() and not (share and share.ended):
             raise exceptions.JobAborted
 
     @contextmanager

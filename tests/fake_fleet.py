@@ -1,4 +1,4 @@
-"""A fleet's worker on a device that answers from the toys' formula: `python fake_fleet.py URL LEASE_S TRIAL_S SLOWER`."""
+"""A fleet's worker on a device that answers by the toys' formula: `fake_fleet.py URL LEASE_S TRIAL_S SLOWER`."""
 
 import dataclasses
 import subprocess

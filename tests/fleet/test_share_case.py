@@ -1,5 +1,6 @@
 """One case on several boards: the winner of one board, nothing measured twice, one final."""
 
+import dataclasses
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -9,13 +10,14 @@ import fake_fleet
 import psycopg
 import pytest
 from fake_fleet import CASES, ENV, FAMILY, FakeSession
+from postgres_server import Server
 from toys import MemoryStore, a_context
 
 from tilewright.db.reader import Reader
 from tilewright.db.rows import RunStatus
 from tilewright.errors import UsageError
 from tilewright.kernel_templates import families
-from tilewright.search.effort import effort_named
+from tilewright.search.effort import EFFORTS, effort_named
 from tilewright.search.fleet import FleetReport, run_fleet
 from tilewright.search.run import TuneRequest
 from tilewright.search.tune import Tuner
@@ -87,6 +89,43 @@ def test_three_boards_of_which_one_is_slower_find_what_one_board_finds(server_ur
     assert sum(session.finals for session in sessions) == 1
     assert min(len(session.evaluated) for session in sessions) > 1
     assert len(trials_by_run(server_url)) == 3
+
+
+def test_a_space_larger_than_the_budget_is_sampled_by_all_boards_within_it(
+    server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = dataclasses.replace(EFFORTS["quick"], stage_trials=5, plan_trials=4)
+    monkeypatch.setitem(EFFORTS, "quick", few)
+    enqueue(server_url, 3)
+    sessions = [FakeSession(trial_s=0.02, slower=slower) for slower in (1.0, 1.0, 1.05)]
+    fake_fleet.work_on(server_url, 20.0, sessions)
+    assert sum(session.finals for session in sessions) == 1
+    stages = asked(
+        server_url, "SELECT template, count(*), count(DISTINCT digest) FROM trials WHERE level = 'stage' GROUP BY 1"
+    )
+    assert sorted(stages) == [(name, 5, 5) for name in ("attention", "fused_projection", "output")]
+
+
+def test_a_shared_case_that_is_known_costs_only_the_yardsticks(server_url: str) -> None:
+    for _ in range(2):
+        enqueue(server_url, 2)
+        fake_fleet.work_on(server_url, 20.0, [FakeSession(), FakeSession(slower=1.05)])
+    expected, _, winner = of_one_board()
+    assert sum(trials_by_run(server_url)) == expected.total() - 1 + 4
+    assert set(asked(server_url, "SELECT digest FROM records")) == {(winner,)}
+
+
+def test_a_server_that_is_killed_costs_a_shared_case_nothing(own_server: Server) -> None:
+    url = own_server.new_database()
+    enqueue(url, 3)
+    boards = [fake_fleet.start(url, 2.0, 0.2, slower) for slower in (1.05, 1.0, 1.0)]
+    wait_for_trials(url, 8, boards=3)
+    own_server.kill()
+    time.sleep(0.5)
+    own_server.start()
+    said = [board.communicate(timeout=120)[0] for board in boards]
+    assert [board.returncode for board in boards] == [0, 0, 0], said
+    assert_as_one_board(url)
 
 
 def test_fewer_boards_than_parts_end_the_case(server_url: str) -> None:
