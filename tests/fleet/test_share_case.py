@@ -81,9 +81,10 @@ def assert_as_one_board(url: str, measured_again: int = 0) -> None:
     ]
 
 
-def test_three_boards_of_which_one_is_slower_find_what_one_board_finds(server_url: str) -> None:
+@pytest.mark.parametrize("slower", [1.05, 2.0])
+def test_three_boards_of_which_one_is_slower_find_what_one_board_finds(server_url: str, slower: float) -> None:
     enqueue(server_url, 3)
-    sessions = [FakeSession(trial_s=0.05, slower=slower) for slower in (1.0, 1.0, 1.05)]
+    sessions = [FakeSession(trial_s=0.05, slower=factor) for factor in (1.0, 1.0, slower)]
     fake_fleet.work_on(server_url, 20.0, sessions)
     assert_as_one_board(server_url)
     assert sum(session.finals for session in sessions) == 1
@@ -100,10 +101,8 @@ def test_a_space_larger_than_the_budget_is_sampled_by_all_boards_within_it(
     sessions = [FakeSession(trial_s=0.02, slower=slower) for slower in (1.0, 1.0, 1.05)]
     fake_fleet.work_on(server_url, 20.0, sessions)
     assert sum(session.finals for session in sessions) == 1
-    stages = asked(
-        server_url, "SELECT template, count(*), count(DISTINCT digest) FROM trials WHERE level = 'stage' GROUP BY 1"
-    )
-    assert sorted(stages) == [(name, 5, 5) for name in ("attention", "fused_projection", "output")]
+    counted = "SELECT template, count(*), count(DISTINCT digest) FROM trials WHERE level = 'stage' GROUP BY 1"
+    assert sorted(asked(server_url, counted)) == [(name, 5, 5) for name in ("attention", "fused_projection", "output")]
 
 
 def test_a_shared_case_that_is_known_costs_only_the_yardsticks(server_url: str) -> None:
