@@ -36,6 +36,12 @@ def cli() -> None:
 @click.option("--devices", metavar="all|0,1,..", help="Several equal GPUs of this host, one case at a time on each.")
 @click.option("--gpu", help="With a PostgreSQL --db: the model that the fleet tunes for. Default: the one found here.")
 @click.option("--detach", is_flag=True, help="With a PostgreSQL --db: enqueue the cases and return at once.")
+@click.option(
+    "--share-case",
+    type=click.IntRange(min=2),
+    metavar="BOARDS",
+    help="With a PostgreSQL --db: spread each case over so many equal boards.",
+)
 @click.option("--shard", metavar="I/N", help="Only this part of the cases, for hosts that share nothing.")
 @click.option("--effort", type=click.Choice(["quick", "standard", "full"]), default="standard", show_default=True)
 @click.option("--trials", type=click.IntRange(min=1), help="At most this many new trials over all cases.")
@@ -59,7 +65,7 @@ def cli() -> None:
 )
 @click.option("--dry-run", is_flag=True, help="Print cases, spaces and what would be written; touch nothing.")
 @json_option
-def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options: Any) -> None:
+def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, share_case: int | None, **options: Any) -> None:
     """Search the best plan for each case and store it; with a PostgreSQL --db, by the fleet's workers.
 
     \b
@@ -69,8 +75,8 @@ def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options:
 
     request = TuneRequest(**options)
     served = "://" in (request.db or "") and not str(request.db).startswith("sqlite")
-    if (gpu or detach) and not served:
-        raise click.UsageError("--gpu and --detach are for a fleet: pass --db postgresql+psycopg://...")
+    if (gpu or detach or share_case) and not served:
+        raise click.UsageError("--gpu, --share-case and --detach are for a fleet: pass --db postgresql+psycopg://...")
     if dry_run:
         from tilewright.search.dry_run import plan_run
 
@@ -82,7 +88,7 @@ def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options:
     from tilewright.live import LiveProgress
 
     if served:
-        tune_by_fleet(request, gpu=gpu, detach=detach, as_json=as_json)
+        tune_by_fleet(request, gpu=gpu, detach=detach, share_case=share_case, as_json=as_json)
         return
     console = Console(stderr=True)
 
@@ -101,7 +107,7 @@ def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options:
         raise SystemExit(1)
 
 
-def tune_by_fleet(request: Any, *, gpu: str | None, detach: bool, as_json: bool) -> None:
+def tune_by_fleet(request: Any, *, gpu: str | None, detach: bool, share_case: int | None, as_json: bool) -> None:
     """Exit code 1 when a job did not succeed."""
     if request.devices is not None:
         raise click.UsageError("--devices is for one host; with a PostgreSQL --db run one worker for each GPU")
@@ -109,7 +115,7 @@ def tune_by_fleet(request: Any, *, gpu: str | None, detach: bool, as_json: bool)
         from tilewright.search.fleet import run_fleet
     except ModuleNotFoundError as error:
         raise cli_fleet.missing(error) from error
-    report = run_fleet(request, gpu=gpu, detach=detach, says=say)
+    report = run_fleet(request, gpu=gpu, detach=detach, share_case=share_case, says=say)
     if as_json:
         emit(report.to_json(), as_json=True)
     if not detach and not report.all_done:

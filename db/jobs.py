@@ -4,7 +4,8 @@ procrastinate makes them and changes them, in a schema of their own; this module
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sqlalchemy import text
@@ -98,6 +99,51 @@ def states(store: Store, ids: Sequence[int]) -> list[JobState]:
     with explained(store.location.shown), store.engine.connect() as connection:
         rows = connection.execute(statement, {"ids": list(ids)}).all()
     return [JobState(row.id, row.status, row.case_name, int(row.trials), row.note) for row in rows]
+
+
+@contextmanager
+def turn(store: Store, name: str) -> Iterator[None]:
+    """One process at a time, on any host; a process that dies, or sleeps past its lease, loses its turn."""
+    with explained(store.location.shown), store.engine.begin() as connection:
+        connection.execute(_TURN, {"name": name})
+        yield
+
+
+def first_environment(store: Store, group: str) -> str | None:
+    """Digest of the environment in which the first part of a shared case was begun."""
+    statement = text(
+        f"SELECT e.digest FROM runs r JOIN environments e ON e.id = r.environment_id JOIN {_JOBS} j ON j.id = r.job_id "
+        "WHERE j.args -> 'part' ->> 'group' = :group ORDER BY r.id LIMIT 1"
+    )
+    with explained(store.location.shown), store.engine.connect() as connection:
+        found = connection.scalar(statement, {"group": group})
+    return None if found is None else str(found)
+
+
+def ends_last(store: Store, group: str, job_id: int, run_id: int) -> bool:
+    """Whether all other parts are done; if not, this one is done with the same transaction, and another is the last.
+
+    A part that was done before, and came back because its worker died as it said so, is not the last.
+    """
+
+    def action(session: Session) -> bool:
+        session.execute(_TURN, {"name": group})
+        done = "EXISTS (SELECT 1 FROM runs r WHERE r.job_id = j.id AND r.status = 'done')"
+        parts = f"SELECT 1 FROM {_JOBS} j WHERE j.args -> 'part' ->> 'group' = :group"
+        mine = text(f"{parts} AND j.id = :job_id AND {done}")
+        others = text(f"{parts} AND j.id <> :job_id AND j.status IN ('todo', 'doing') AND NOT {done}")
+        asked = {"group": group, "job_id": job_id}
+        if session.execute(mine, asked).first() is not None:
+            return False
+        if session.execute(others, asked).first() is None:
+            return True
+        session.execute(text("UPDATE runs SET status = 'done' WHERE id = :run_id"), {"run_id": run_id})
+        return False
+
+    return store.change(action)
+
+
+_TURN = text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
 
 
 def open_in(store: Store, queues: Sequence[str]) -> Counter[str]:

@@ -13,7 +13,7 @@ from tilewright.db.environment import Environment
 from tilewright.db.faults import explained
 from tilewright.db.models import RecordTable, RunTable, TrialTable
 from tilewright.db.paths import Location, locate, network_file_system
-from tilewright.db.rows import RecordRow, RunRow, RunStatus, StoredRecord, TrialRow
+from tilewright.db.rows import RecordRow, RunRow, RunStatus, StoredRecord, StoredTrial, TrialRow
 from tilewright.db.runs import Owner
 from tilewright.db.shared_rows import now
 from tilewright.errors import NothingFound, UsageError
@@ -167,8 +167,12 @@ class Store:
 
     def trials(self, **asked: Unpack[queries.TrialFilter]) -> list[TrialRow]:
         """The trials that can be read, in the order in which they were stored."""
+        return [stored.trial for stored in self.stored_trials(**asked)]
+
+    def stored_trials(self, **asked: Unpack[queries.TrialFilter]) -> list[StoredTrial]:
+        """As `trials`, each with the run that it belongs to."""
         found = self._read(lambda session: queries.trials(session, **asked))
-        return [stored.trial for stored in found if not stored.invalid]
+        return [stored for stored in found if not stored.invalid]
 
     def active_record(self, case: WorkloadCase, env: Environment, regime: str = "graph") -> StoredRecord | None:
         """The incumbent of the case in exactly this environment."""

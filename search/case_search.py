@@ -4,17 +4,18 @@ A stage is measured once and shared by every plan that contains it; plans are ju
 """
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from tilewright.db.rows import Level, Status, TrialRow
+from tilewright.errors import MachineUnfit
 from tilewright.kernel_templates.base import Values
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 from tilewright.problem import WorkloadCase
-from tilewright.search.context import Context, plan_row, stage_row
+from tilewright.search.context import Context, open_study, plan_row, stage_row, waits_for_others
 from tilewright.search.effort import CUT_FACTOR, run_limit_s
 from tilewright.search.outcome import TrialOutcome
-from tilewright.search.space import StageSpace, case_spaces, compositions
+from tilewright.search.space import StageSpace, case_spaces, compositions, coordinates
 from tilewright.search.study import PointStudy
 
 PLAN_MARGIN = 1.25  # plans whose stage times add up to more than this times the best sum are not measured
@@ -44,7 +45,8 @@ class CaseSearch:
         self.stages: dict[str, dict[str, tuple[Stage, float]]] = {name: {} for name in self.spaces}
         self.plans: dict[str, tuple[FusionPlan, float]] = {}
         self._costs: dict[str, tuple[int, int]] = {}
-        self._known = self._load_known()
+        self._yardstick_us = 1.0  # of a shared case: the default plan on this board, never taken from another
+        self._known = {} if context.share else self._current(context.known_trials(case))
 
     @property
     def default(self) -> FusionPlan:
@@ -60,7 +62,12 @@ class CaseSearch:
     def run(self) -> None:
         """Fills `stages` and `plans`; ends early at the deadline, the trial limit, or when asked to stop."""
         self.context.progress.phase_begins(self.case, "default")
-        self._measure_plan(self.default)
+        default_us = self._measure_plan(self.default)
+        if self.context.share is not None:
+            if default_us is None:
+                raise MachineUnfit(f"the default plan of {self.case.name} failed here: this board cannot share it")
+            self._yardstick_us = default_us
+            self.learn_from_others()
         self.context.progress.phase_begins(self.case, "stages")
         self._search_stages()
         self.context.progress.phase_begins(self.case, "plans")
@@ -91,10 +98,24 @@ class CaseSearch:
         costs = [self._costs.get(stage.digest, (0, 0)) for stage in plan.stages]
         return sum(registers for registers, _ in costs), sum(shared for _, shared in costs)
 
-    def _load_known(self) -> dict[tuple[Level, str], TrialRow]:
+    def learn_from_others(self) -> None:
+        """Of a shared case: what all boards have stored, at this board's scale, as if it were measured here."""
+        share = self.context.share
+        if share is None:
+            return
+        self._known = self._current(share.known(self.case, self.default.digest, self._yardstick_us))
+        for row in self._known.values():
+            if row.level is Level.STAGE and row.template in self.spaces:
+                self._note_stage(Stage(row.template, row.config), row)
+            elif row.level is Level.PLAN:
+                plan = FusionPlan.from_json(row.config)
+                if all(stage.template in self.spaces for stage in plan.stages):
+                    self._note_plan(plan, row)
+
+    def _current(self, rows: Iterable[TrialRow]) -> dict[tuple[Level, str], TrialRow]:
         """Results of earlier runs in this regime whose sources are unchanged."""
         known: dict[tuple[Level, str], TrialRow] = {}
-        for row in self.context.known_trials(self.case):
+        for row in rows:
             if row.regime == self._regime and row.source_hash == self._current_hash(row):
                 known[row.level, row.digest] = row  # the latest attempt
         return known
@@ -120,18 +141,27 @@ class CaseSearch:
                     stage = Stage(name, values)
                     self.context.compiler.submit(stage, self.case)
                     waiting.append(stage)
+            if not waiting and not self.out_of_time() and waits_for_others(studies.values()):
+                turn.extend(studies)
+                continue
             if not waiting or self.out_of_time():
-                return
+                break
             stage = waiting.popleft()
-            studies[stage.template].tell(stage.values, self._measure_stage(stage))
+            studies[stage.template].tell(stage.values, self._relative(self._measure_stage(stage)))
+        for study in studies.values():
+            study.leave()
+        self.learn_from_others()
+
+    def _relative(self, time_us: float | None) -> float | None:
+        return None if time_us is None else time_us / self._yardstick_us
 
     def _stage_study(self, space: StageSpace) -> PointStudy:
         context, template = self.context, space.template
-        study = PointStudy(space.valid, budget=context.effort.stage_trials, sampler=context.sampler, seed=context.seed)
+        study = open_study(context, space.valid, context.effort.stage_trials, template.name, template.source_hash)
         for values in space.valid:
             row = self._known.get((Level.STAGE, Stage(template.name, values).digest))
             if row is not None:
-                study.add_known(values, self._note_stage(Stage(template.name, values), row))
+                study.add_known(values, self._relative(self._note_stage(Stage(template.name, values), row)))
                 self._count(row, reused=True)
         wanted = [
             template.default(self.case, context.limits),
@@ -197,24 +227,19 @@ class CaseSearch:
             return
         limit = PLAN_MARGIN * composed[0][0] if self.context.measures else float("inf")
         plans = {plan.digest: plan for total, plan in composed if total <= limit}
-        points = {digest: self._point(plan, ranked) for digest, plan in plans.items()}
+        points = {digest: coordinates(plan, ranked) for digest, plan in plans.items()}
         budget = self.context.effort.plan_trials
-        study = PointStudy(list(points.values()), budget=budget, sampler=self.context.sampler, seed=self.context.seed)
+        # boards whose ranks differ are no help to each other: their coordinates name other plans
+        names = sorted(f"{digest} {point}" for digest, point in points.items())
+        study = open_study(self.context, list(points.values()), budget, "plans", *names)
         study.enqueue(list(points.values())[: max(1, budget // 2)])
         by_point = {_key(point): plans[digest] for digest, point in points.items()}
         while not self.out_of_time():
             point = study.ask()
-            if point is None:
+            if point is not None:
+                study.tell(point, self._relative(self._measure_plan(by_point[_key(point)])))
+            elif not waits_for_others([study]):
                 return
-            study.tell(point, self._measure_plan(by_point[_key(point)]))
-
-    def _point(self, plan: FusionPlan, ranked: Mapping[str, Sequence[tuple[Stage, float]]]) -> dict[str, str | int]:
-        """A plan as coordinates: which tiling, and for each of its templates the rank of the stage."""
-        point: dict[str, str | int] = {"plan": plan.label}
-        for stage in plan.stages:
-            digests = [entry.digest for entry, _ in ranked[stage.template]]
-            point[stage.template] = digests.index(stage.digest)
-        return point
 
     def _measure_plan(self, plan: FusionPlan) -> float | None:
         """Time of the whole block; answered from what is known where it is known."""
@@ -234,6 +259,9 @@ class CaseSearch:
                     lambda: plan_row(self.case, self.context.family, plan, self._evaluate(plan, None), self._regime),
                 )
             self._finish(row)
+        return self._note_plan(plan, row)
+
+    def _note_plan(self, plan: FusionPlan, row: TrialRow) -> float | None:
         if row.status is not Status.OK or row.median_us is None:
             return None
         self.plans[plan.digest] = (plan, row.median_us)

@@ -1,6 +1,7 @@
 """What the search of one case works with: the device, the compile pool, the store, and the rules of this run."""
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from statistics import median, quantiles
@@ -15,6 +16,9 @@ from tilewright.problem import Ceilings, WorkloadCase
 from tilewright.search.effort import Effort
 from tilewright.search.outcome import Candidate, Facts, FinalEntry, FinalSamples, MeasureOptions, TrialOutcome
 from tilewright.search.progress import Progress
+from tilewright.search.study import Point, PointStudy
+
+PAUSE_S = 0.1  # between two looks at what other boards measure
 
 
 class Device(Protocol):
@@ -73,6 +77,22 @@ class NoCompiler:
         return Compiled()
 
 
+class Share(Protocol):
+    """A case that several boards search: what the others know, and who decides."""
+
+    def known(self, case: WorkloadCase, default: str, yardstick_us: float) -> list[TrialRow]:
+        """Everyone's trials, each time as its ratio to the default plan on its own board, times `yardstick_us`."""
+        ...
+
+    def study(
+        self, points: Sequence[Point], *, budget: int, sampler: str, seed: int, name: Sequence[str]
+    ) -> PointStudy: ...
+
+    def is_last(self) -> bool:
+        """Whether all other boards are done; true for one board alone, which then runs the final."""
+        ...
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything that does not change from case to case in one run."""
@@ -95,11 +115,27 @@ class Context:
     look_ahead: int = 8  # candidates that compile while one is measured
     stopping: Callable[[], bool] = lambda: False
     now_s: Callable[[], float] = lambda: 0.0
+    share: Share | None = None
 
     @property
     def measures(self) -> bool:
         """False where times are no measurements."""
         return self.limits.kind != "interpret"
+
+
+def open_study(context: Context, points: Sequence[Point], budget: int, *name: str) -> PointStudy:
+    """This run's own, or, of a shared case, the one that the boards have in common under this name."""
+    if context.share is None:
+        return PointStudy(points, budget=budget, sampler=context.sampler, seed=context.seed)
+    return context.share.study(points, budget=budget, sampler=context.sampler, seed=context.seed, name=name)
+
+
+def waits_for_others(studies: Iterable[PointStudy]) -> bool:
+    """True after a pause: every board goes on with the same results, and a dead one's points are taken over."""
+    if not any(study.waits() for study in studies):
+        return False
+    time.sleep(PAUSE_S)
+    return True
 
 
 def stage_row(case: WorkloadCase, template: Template, values: Values, outcome: TrialOutcome, regime: str) -> TrialRow:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from math import log2
 from typing import Any
+from uuid import uuid4
 
 from procrastinate.exceptions import AlreadyEnqueued
 from procrastinate.schema import SchemaManager
@@ -18,9 +19,10 @@ from tilewright.db.rows import StoredRecord
 from tilewright.db.store import Store
 from tilewright.errors import UsageError
 from tilewright.problem import WorkloadCase
-from tilewright.search.fleet_job import FleetJob
+from tilewright.search.fleet_job import FleetJob, Part
 from tilewright.search.fleet_queue import TASK, make_app
 from tilewright.search.fleet_records import patiently
+from tilewright.search.fleet_share import create_studies
 from tilewright.search.request import INTERPRET, Selection, gpu_name, resolve, resolve_device, sharded
 from tilewright.search.run import TuneRequest
 from tilewright.search.study import make_sampler
@@ -71,14 +73,17 @@ def run_fleet(
     gpu: str | None,
     detach: bool,
     says: Callable[[str], None],
+    share_case: int | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> FleetReport:
     """Enqueues the cases and, unless detached, follows them to their end; an interrupt leaves them to the fleet."""
     Budget(request.budget, request.trials)
+    if share_case is not None and share_case < 2:
+        raise UsageError(f"share_case must be at least 2 boards, got {share_case}")
     queue = gpu or _model_here(request.device)
     selection = _selection(request, queue)
     with Store.open(request.db, journal_mode=request.journal_mode) as store:
-        ids = enqueue(store, request, selection, queue)
+        ids = enqueue(store, fleet_jobs(request, selection, share_case), queue)
         says(f"{len(ids)} jobs for {queue}, database {store.location.shown}")
         if not detach:
             _follow(store, ids, says, sleep)
@@ -89,17 +94,21 @@ def run_fleet(
         return FleetReport(selection.problem.name, queue, store.location.shown, states, records)
 
 
-def enqueue(store: Store, request: TuneRequest, selection: Selection, queue: str) -> list[int]:
-    """Ids of the jobs, one a case, longest first; a case that waits or runs already is not enqueued again."""
+def enqueue(store: Store, work: Sequence[tuple[WorkloadCase, FleetJob]], queue: str) -> list[int]:
+    """Ids of the jobs, longest first; a case that waits or runs already is not enqueued again, nor is a part of it."""
     assert store.location.url is not None
     jobs.create_tables(store, SchemaManager.get_schema())
-    wanted = {job_key(job, queue): (case, job) for case, job in fleet_jobs(request, selection)}
+    if any(job.part for _, job in work):
+        create_studies(store)
+    wanted = {job_key(job, queue): (case, job) for case, job in work}
     ids = jobs.open_jobs(store, list(wanted))
+    under_way = {wanted[key][0].key for key in ids}
     with make_app(store.location.url).open() as app:
         for key, (case, job) in wanted.items():
-            if key in ids:
+            if case.key in under_way:
                 continue
-            settings = {"queue": queue, "lock": f"{queue}|{case.key}", "queueing_lock": key, "priority": priority(case)}
+            lock = f"{queue}|{case.key}" + (f"|{job.part.number}" if job.part else "")
+            settings = {"queue": queue, "lock": lock, "queueing_lock": key, "priority": priority(case)}
             try:
                 ids[key] = app.configure_task(TASK, **settings).defer(**job.to_json())  # type: ignore[arg-type]
             except AlreadyEnqueued:  # by another head at the same moment
@@ -107,20 +116,32 @@ def enqueue(store: Store, request: TuneRequest, selection: Selection, queue: str
     return [ids[key] for key in wanted if key in ids]
 
 
-def fleet_jobs(request: TuneRequest, selection: Selection) -> list[tuple[WorkloadCase, FleetJob]]:
-    """A request's budgets are those of all cases together; each job gets its part."""
-    count = len(selection.cases)
+def fleet_jobs(
+    request: TuneRequest, selection: Selection, share_case: int | None = None
+) -> list[tuple[WorkloadCase, FleetJob]]:
+    """A request's budgets are those of all cases together; each job gets its part.
+
+    Boards that share a case share its trials; its seconds are wall time, which is the same for all of them.
+    """
+    count, boards = len(selection.cases), share_case or 1
     share = replace(
         request,
-        trials=None if request.trials is None else -(-request.trials // count),
+        trials=None if request.trials is None else -(-request.trials // (count * boards)),
         budget=None if request.budget is None else request.budget / count,
     )
-    return [(case, FleetJob(share, selection.suite, case.name, case.key)) for case in selection.cases]
+    found = []
+    for case in selection.cases:
+        job = FleetJob(share, selection.suite, case.name, case.key)
+        group = uuid4().hex
+        parts = [None] if share_case is None else [Part(group, number, boards) for number in range(boards)]
+        found += [(case, replace(job, part=part)) for part in parts]
+    return found
 
 
 def job_key(job: FleetJob, queue: str) -> str:
-    """Equal for equal work in one queue."""
-    return hashlib.sha256(json.dumps([queue, job.to_json()], sort_keys=True).encode()).hexdigest()[:32]
+    """Equal for equal work in one queue, whatever its group."""
+    alike = job if job.part is None else replace(job, part=replace(job.part, group=""))
+    return hashlib.sha256(json.dumps([queue, alike.to_json()], sort_keys=True).encode()).hexdigest()[:32]
 
 
 def priority(case: WorkloadCase) -> int:

@@ -9,10 +9,20 @@ from tilewright.problem import WorkloadCase, load_problem
 from tilewright.search.run import TuneRequest
 
 SCHEMA = 1
+SCHEMA_OF_PARTS = 2  # a worker that knows no parts would tune the whole case for each
 CARRIED = (
     "problem", "effort", "trials", "budget", "seed", "sampler", "min_gain", "regime", "warm_l2", "weights",
     "triton_only", "refinal",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """One board's share of a case; the parts of one case in one request form a group."""
+
+    group: str
+    number: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -23,17 +33,22 @@ class FleetJob:
     suite: str
     case: str
     case_key: str
+    part: Part | None = None
 
     def to_json(self) -> dict[str, Any]:
         carried = {name: getattr(self.request, name) for name in CARRIED}
-        return {"schema": SCHEMA, "suite": self.suite, "case": self.case, "case_key": self.case_key, **carried}
+        content = {"suite": self.suite, "case": self.case, "case_key": self.case_key, **carried}
+        if self.part is None:
+            return {"schema": SCHEMA, **content}
+        return {"schema": SCHEMA_OF_PARTS, **content, "part": vars(self.part)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "FleetJob":
-        if content.get("schema") != SCHEMA:
-            raise UsageError(f"the job has schema {content.get('schema')}, this worker knows {SCHEMA}")
+        if content.get("schema") not in (SCHEMA, SCHEMA_OF_PARTS):
+            raise UsageError(f"the job has schema {content.get('schema')}, this worker knows up to {SCHEMA_OF_PARTS}")
         request = TuneRequest(**{name: content[name] for name in CARRIED})
-        return cls(request, content["suite"], content["case"], content["case_key"])
+        part = Part(**content["part"]) if "part" in content else None
+        return cls(request, content["suite"], content["case"], content["case_key"], part)
 
     def resolve(self) -> WorkloadCase:
         """The case as this host's files have it; raises UsageError where they say something else."""

@@ -16,6 +16,7 @@ from sqlalchemy.engine import URL
 
 from tilewright.db.environment import Environment
 from tilewright.db.jobs import SCHEMA
+from tilewright.errors import TilewrightError
 
 TASK = "tilewright.tune_case"
 MAX_ATTEMPTS = 10  # a job that took so many workers down with it is no longer given to another
@@ -43,7 +44,7 @@ SELECT procrastinate_finish_job_v1(id, %(status)s, false) FROM mine
 """
 _GIVE_BACK = f"""
 WITH mine AS MATERIALIZED (SELECT id FROM procrastinate_jobs WHERE {_MINE})
-SELECT procrastinate_retry_job_v2(id, %(retry_at)s, NULL, NULL, NULL) FROM mine
+SELECT procrastinate_retry_job_v2(id, %(retry_at)s, NULL, %(queue)s, NULL) FROM mine
 """
 _UNSEEN = """
 WITH mine AS MATERIALIZED (
@@ -56,6 +57,11 @@ SELECT procrastinate_retry_job_v2(id, NULL::timestamptz, NULL, NULL, NULL) FROM 
 def queue_of(environment: Environment) -> str:
     """Of the jobs that fit this device: one queue a GPU model."""
     return environment.gpu_name if environment.kind == "cuda" else environment.kind
+
+
+def shared_queue(queue: str, digest: str) -> str:
+    """For parts of shared cases that were begun in this environment."""
+    return f"{queue}|{digest}"
 
 
 def conninfo(url: URL) -> str:
@@ -89,7 +95,7 @@ class FencedJobs(manager.JobManager):
         queue: str | None = None,
         lock: str | None = None,
     ) -> None:
-        await self._change(_GIVE_BACK, job, retry_at=retry_at)
+        await self._change(_GIVE_BACK, job, retry_at=retry_at, queue=queue)
 
     async def update_heartbeat(self, worker_id: int) -> None:
         await _patiently(lambda: super(FencedJobs, self).update_heartbeat(worker_id))
@@ -132,12 +138,22 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(cause, psycopg.OperationalError)
 
 
+class UnequalBoard(TilewrightError):
+    """The part of a shared case was begun on boards of another kind: it goes to `queue`, which is theirs alone."""
+
+    def __init__(self, message: str, queue: str) -> None:
+        super().__init__(message)
+        self.queue = queue
+
+
 class OnlyWhenStopped(retry.BaseRetryStrategy):
     """A job that its worker leaves goes back at once; one that failed for a reason of its own stays failed."""
 
     def get_retry_decision(self, *, exception: BaseException, job: jobs.Job) -> retry.RetryDecision | None:
-        left = isinstance(exception, exceptions.JobAborted)
-        return retry.RetryDecision(retry_at=datetime.datetime.now(datetime.UTC)) if left else None
+        now = datetime.datetime.now(datetime.UTC)
+        if isinstance(exception, UnequalBoard):
+            return retry.RetryDecision(retry_at=now, queue=exception.queue)
+        return retry.RetryDecision(retry_at=now) if isinstance(exception, exceptions.JobAborted) else None
 
 
 def make_app(url: URL) -> App:

@@ -8,13 +8,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
+from tilewright.db import jobs
 from tilewright.db.environment import Environment
-from tilewright.db.rows import RecordRow, TrialRow
+from tilewright.db.rows import RecordRow, Status, StoredTrial, TrialRow
 from tilewright.db.store import Store
 from tilewright.errors import Unreachable
 from tilewright.problem import WorkloadCase
+from tilewright.search.outcome import PROTOCOL
 from tilewright.search.run import RunRecords
 
 MOST_WAITING = 64  # trials; then the device waits
@@ -79,6 +82,18 @@ class FleetRecords(RunRecords):
 
     def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
         return self._now(lambda: super(FleetRecords, self).known_trials(case))
+
+    def stored_trials(self, case: WorkloadCase) -> list[StoredTrial]:
+        """As `known_trials`, each with its run."""
+        asked = lambda: self._store.stored_trials(case_key=case.key, env=self._environment, protocol=PROTOCOL)  # noqa: E731
+        return [stored for stored in self._now(asked) if stored.trial.status is not Status.ERROR]
+
+    def ends_last(self, group: str, job_id: int) -> bool:
+        """Whether the other boards of a shared case are done; see `jobs.ends_last`."""
+        return self._now(lambda: jobs.ends_last(self._store, group, job_id, self.run_id))
+
+    def turn(self, name: str) -> AbstractContextManager[None]:
+        return jobs.turn(self._store, name)
 
     def activate(self, case: WorkloadCase, record: RecordRow) -> None:
         self._now(lambda: super(FleetRecords, self).activate(case, record))

@@ -4,9 +4,10 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from procrastinate import App, JobContext, exceptions
@@ -19,8 +20,19 @@ from tilewright.errors import LeaseLost, TilewrightError, UsageError
 from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import WorkloadCase
 from tilewright.search.fleet_job import FleetJob
-from tilewright.search.fleet_queue import PAUSE_S, TASK, FencedJobs, OnlyWhenStopped, is_outage, make_app, queue_of
+from tilewright.search.fleet_queue import (
+    PAUSE_S,
+    TASK,
+    FencedJobs,
+    OnlyWhenStopped,
+    UnequalBoard,
+    is_outage,
+    make_app,
+    queue_of,
+    shared_queue,
+)
 from tilewright.search.fleet_records import FleetRecords, patiently
+from tilewright.search.fleet_share import FleetShare, shared_studies
 from tilewright.search.progress import Progress
 from tilewright.search.request import resolve_device
 from tilewright.search.run import Parts, compiler_for, context_for, run_row
@@ -57,20 +69,24 @@ def run_worker(
         store.limit_transactions(options.lease_s)
         jobs.require_tables(store)
         described = session.describe()
-        desk = Desk(store, session, described, progress)
+        desk = Desk(store, session, described, progress, options.lease_s)
         app = make_app(store.location.url)
         app.task(name=TASK, pass_context=True, retry=OnlyWhenStopped())(desk.tune_case)
         queue = queue_of(described.environment)
         progress.says(f"worker for {queue} jobs on {session.device}, database {store.location.shown}")
-        asyncio.run(_Shift(app, queue, options, store, progress.says).work())
+        queues = [queue, shared_queue(queue, described.environment.digest)]
+        asyncio.run(_Shift(app, queues, options, store, progress.says).work())
         return desk.done
 
 
 class Desk:
     """Where a job is done: one at a time, in a thread of procrastinate's."""
 
-    def __init__(self, store: Store, session: DeviceSession, described: "Described", progress: Progress) -> None:
+    def __init__(
+        self, store: Store, session: DeviceSession, described: "Described", progress: Progress, lease_s: float
+    ) -> None:
         self.done = 0
+        self._lease_s = lease_s
         self._store, self._session, self._described, self._progress = store, session, described, progress
 
     def tune_case(self, context: JobContext, /, **arguments: Any) -> None:
@@ -85,20 +101,20 @@ class Desk:
             self._progress.says(f"{arguments.get('case')}: {lost}")
         except exceptions.JobAborted:
             raise
+        except UnequalBoard as error:
+            self._progress.says(f"{arguments.get('case')} is left to others: {error}")
+            raise
         except BaseException as error:
             self._progress.says(f"{arguments.get('case')}: {type(error).__name__}: {error}")
             raise
 
     def _run(self, job: FleetJob, job_id: int, should_abort: Callable[[], bool]) -> None:
         """The run's row ends as the job does; another worker that takes the job over closes what is left open."""
-        store, environment, request = self._store, self._described.environment, job.request
-        says = self._progress.says
-        run = replace(run_row(request), command=f"tilewright worker, job {job_id}")
-        device = self._session.device
-        run_id = patiently(lambda: store.begin_run(run, environment, device=device, job_id=job_id), says)
+        store, says = self._store, self._progress.says
+        run_id = patiently(lambda: self._begin(job, job_id), says)
         status, note = RunStatus.DONE, ""
         try:
-            self._tune(job, run_id, should_abort)
+            self._tune(job, job_id, run_id, should_abort)
         except LeaseLost:
             raise
         except exceptions.JobAborted:
@@ -112,21 +128,44 @@ class Desk:
                 patiently(lambda: store.finish_run(run_id, status, note), says)
         self.done += 1
 
-    def _tune(self, job: FleetJob, run_id: int, should_abort: Callable[[], bool]) -> None:
+    def _begin(self, job: FleetJob, job_id: int) -> int:
+        """Id of the run; a board that is unlike the one that began a shared case takes no part in it."""
+        store, environment = self._store, self._described.environment
+        run = replace(run_row(job.request), command=f"tilewright worker, job {job_id}")
+        begin = partial(store.begin_run, run, environment, device=self._session.device, job_id=job_id)
+        if job.part is None:
+            return begin()
+        with jobs.turn(store, job.part.group):
+            first = jobs.first_environment(store, job.part.group)
+            if first in (None, environment.digest):
+                return begin()
+        what = f"this board's environment is {environment.digest}, that of the first board {first}"
+        hint = "they differ in model, power limit, driver or packages"
+        raise UnequalBoard(f"{what}: {hint}", shared_queue(queue_of(environment), first))
+
+    def _tune(self, job: FleetJob, job_id: int, run_id: int, should_abort: Callable[[], bool]) -> None:
         case, request = job.resolve(), job.request
         regime = request.resolved_effort.measure.regime_name
         records = FleetRecords(self._store, run_id, self._described.environment, regime, self._progress.says)
         compiler = compiler_for(self._described.limits, case.problem.family)
-        with records, compiler as compile_ahead:
+        with records, compiler as compile_ahead, self._shared(job, job_id, records) as share:
             stopping = lambda: records.lost or should_abort()  # noqa: E731
             parts = Parts(self._session, self._described, compile_ahead, records, self._progress, stopping)
-            context = context_for(request, case.problem.family, parts)
+            context = replace(context_for(request, case.problem.family, parts), share=share)
             tuner = Tuner(context, records, refinal=request.refinal, learned=self._learned(case, regime))
             seconds = float("inf") if request.budget is None else request.budget
             tuner.tune_case(case, deadline_s=context.now_s() + seconds, trial_limit=request.trials)
             records.flush()
-        if should_abort():
+        if should_abort() and not (share and share.ended):
             raise exceptions.JobAborted
+
+    @contextmanager
+    def _shared(self, job: FleetJob, job_id: int, records: FleetRecords) -> Iterator[FleetShare | None]:
+        if job.part is None:
+            yield None
+            return
+        with shared_studies(self._store, self._lease_s) as storage:
+            yield FleetShare(storage, records, job.part, job_id, abandoned_s=5 * self._lease_s)
 
     def _learned(self, case: WorkloadCase, regime: str) -> list[tuple[WorkloadCase, FusionPlan]]:
         """Winners of other cases on this kind of device, whoever tuned them: the first to be tried here."""
@@ -144,8 +183,10 @@ class Desk:
 class _Shift:
     """A worker's time at the queue: fetches, tells that it lives, gives back the jobs of those that do not."""
 
-    def __init__(self, app: App, queue: str, options: WorkerOptions, store: Store, says: Callable[[str], None]) -> None:
-        self._app, self._queue, self._options, self._store, self._says = app, queue, options, store, says
+    def __init__(
+        self, app: App, queues: list[str], options: WorkerOptions, store: Store, says: Callable[[str], None]
+    ) -> None:
+        self._app, self._queues, self._options, self._store, self._says = app, queues, options, store, says
         self._left = asyncio.Event()
         self._worker: Worker | None = None
 
@@ -176,7 +217,7 @@ class _Shift:
         lease_s = self._options.lease_s
         self._worker = Worker(
             app=self._app,
-            queues=[self._queue],
+            queues=self._queues,
             wait=not self._options.until_done,
             fetch_job_polling_interval=min(2.0, lease_s / 4),
             abort_job_polling_interval=min(5.0, lease_s / 4),
@@ -205,7 +246,7 @@ class _Shift:
                     raise
 
     def _remaining(self) -> int:
-        return patiently(lambda: jobs.open_in(self._store, [self._queue])).total()
+        return patiently(lambda: jobs.open_in(self._store, self._queues)).total()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -68,3 +68,12 @@ def plans_of(registry: Registry, case: WorkloadCase, names: Sequence[str]) -> It
     """Labels of the tilings by these templates."""
     for tiling in tilings(case.problem.op_names, [registry[name] for name in names]):
         yield " | ".join(template.name for template in tiling)
+
+
+def coordinates(plan: FusionPlan, ranked: Mapping[str, Sequence[tuple[Stage, float]]]) -> dict[str, str | int]:
+    """A plan as a point: which tiling, and for each of its templates the rank of the stage."""
+    point: dict[str, str | int] = {"plan": plan.label}
+    for stage in plan.stages:
+        digests = [entry.digest for entry, _ in ranked[stage.template]]
+        point[stage.template] = digests.index(stage.digest)
+    return point

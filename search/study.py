@@ -63,7 +63,15 @@ class PointStudy:
     sampler proposes, and a proposal that is invalid or already known is replaced.
     """
 
-    def __init__(self, points: Sequence[Point], *, budget: int, sampler: str = "auto", seed: int = 0) -> None:
+    def __init__(
+        self,
+        points: Sequence[Point],
+        *,
+        budget: int,
+        sampler: str = "auto",
+        seed: int = 0,
+        study: optuna.Study | None = None,
+    ) -> None:
         self._points = {key_of(point): point for point in points}
         self._choices = _choices(points)
         self._budget = budget
@@ -72,7 +80,7 @@ class PointStudy:
         self._asked = 0
         self._queue: list[str] = []
         with quiet():
-            self._study = optuna.create_study(sampler=make_sampler(sampler, seed))
+            self._study = study or optuna.create_study(sampler=make_sampler(sampler, seed))
         self._open: dict[str, optuna.Trial] = {}
         self._enumerated = sampler == "brute" or len(self._points) <= budget
         if self._enumerated:
@@ -117,6 +125,13 @@ class PointStudy:
                 self._study.tell(trial, state=TrialState.FAIL)
             else:
                 self._study.tell(trial, value)
+
+    def leave(self) -> None:
+        """What was asked and not told will not be told."""
+
+    def waits(self) -> bool:
+        """Whether somebody else measures a point of this study."""
+        return False
 
     @property
     def optuna_study(self) -> optuna.Study:

@@ -99,6 +99,10 @@ class Tuner:
         context, case = self._context, search.case
         if context.stopping():
             return FinalResult(None, "interrupted before the final")
+        if context.share is not None:
+            if not context.share.is_last():
+                return FinalResult(None, "another board, which ends later, runs the final")
+            search.learn_from_others()
         former = self._records.active(case)
         incumbent = self._usable(case, former)
         if former is not None and incumbent is not None and search.fresh == 0 and not self._refinal:

@@ -1,10 +1,11 @@
-"""A fleet's worker on a device that answers from the toys' formula: `python fake_fleet.py URL LEASE_S TRIAL_S`."""
+"""A fleet's worker on a device that answers by the toys' formula: `fake_fleet.py URL LEASE_S TRIAL_S SLOWER`."""
 
 import dataclasses
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from tilewright.kernel_templates.plan import Registry
 from tilewright.problem import Ceilings, WorkloadCase, load_problem
 from tilewright.search.describe import Described
 from tilewright.search.fleet_worker import WorkerOptions, run_worker
-from tilewright.search.outcome import Candidate, TrialOutcome
+from tilewright.search.outcome import Candidate, FinalSamples, TrialOutcome
 from tilewright.search.progress import Silent
 
 ENV = dataclasses.replace(ENVIRONMENT, power_limit_w=700.0)
@@ -43,12 +44,14 @@ def cases() -> tuple[WorkloadCase, ...]:
 
 
 class FakeSession(FormulaDevice):
-    """A GPU whose every trial takes a while, and whose kernels need no compiler."""
+    """A GPU whose every trial takes a while, whose times are all so many times longer, and that needs no compiler."""
 
-    def __init__(self, device: str = "cuda:0", trial_s: float = 0.0, **described: Any) -> None:
+    def __init__(self, device: str = "cuda:0", trial_s: float = 0.0, slower: float = 1.0, **described: Any) -> None:
         super().__init__()
         self.device = device
         self.trial_s = trial_s
+        self.slower = slower
+        self.finals = 0
         self._environment = dataclasses.replace(ENV, **described)
 
     def __enter__(self) -> "FakeSession":
@@ -63,7 +66,12 @@ class FakeSession(FormulaDevice):
 
     def evaluate(self, case: WorkloadCase, candidate: Candidate, *rest: Any, **named: Any) -> TrialOutcome:
         time.sleep(self.trial_s)
-        return super().evaluate(case, candidate, *rest, **named)
+        outcome = super().evaluate(case, candidate, *rest, **named)
+        return dataclasses.replace(outcome, samples_us=tuple(self.slower * us for us in outcome.samples_us))
+
+    def final(self, *asked: Any, **named: Any) -> FinalSamples:
+        self.finals += 1
+        return super().final(*asked, **named)
 
 
 class Says(Silent):
@@ -73,26 +81,31 @@ class Says(Silent):
         print(text, flush=True)
 
 
-def start(url: str, lease_s: float, trial_s: float) -> "subprocess.Popen[str]":
-    command = [sys.executable, str(Path(__file__)), url, str(lease_s), str(trial_s)]
+def start(url: str, lease_s: float, trial_s: float, slower: float = 1.0) -> "subprocess.Popen[str]":
+    command = [sys.executable, str(Path(__file__)), url, *map(str, (lease_s, trial_s, slower))]
     return subprocess.Popen(command, cwd=ROOT, env=environment(), text=True, stdout=subprocess.PIPE)
 
 
 def work(url: str, lease_s: float, trial_s: float, workers: int = 1) -> None:
     """In this process, until no job is open; several workers are threads."""
+    work_on(url, lease_s, [FakeSession(trial_s=trial_s) for _ in range(workers)])
+
+
+def work_on(url: str, lease_s: float, sessions: Sequence[FakeSession]) -> None:
+    """As `work`, a worker for each of these devices."""
     register()
     options = WorkerOptions(url, device="cuda", lease_s=lease_s, until_done=True)
 
-    def one() -> None:
-        run_worker(options, Says(), lambda device: FakeSession(device, trial_s))  # type: ignore[arg-type, return-value]
+    def one(session: FakeSession) -> None:
+        run_worker(options, Says(), lambda device: session)  # type: ignore[arg-type, return-value]
 
-    threads = [threading.Thread(target=one) for _ in range(workers - 1)]
+    threads = [threading.Thread(target=one, args=(session,)) for session in sessions[1:]]
     for thread in threads:
         thread.start()
-    one()
+    one(sessions[0])
     for thread in threads:
         thread.join()
 
 
 if __name__ == "__main__":
-    work(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]))
+    work_on(sys.argv[1], float(sys.argv[2]), [FakeSession("cuda:0", float(sys.argv[3]), float(sys.argv[4]))])

@@ -239,6 +239,8 @@ def test_the_command_follows_its_jobs_and_prints_the_records(
     [
         (["tune", "--detach"], "--detach are for a fleet"),
         (["tune", "--gpu", "NVIDIA H200"], "are for a fleet"),
+        (["tune", "--share-case", "2"], "--share-case and --detach are for a fleet"),
+        (["tune", "--db", "postgresql://host/db", "--share-case", "1"], "--share-case"),
         (["tune", "--db", "postgresql://host/db", "--devices", "all"], "run one worker for each GPU"),
         (["tune", "--db", "mysql://host/db", "--gpu", "x"], "the database must be a file or a PostgreSQL server"),
         (["worker", "--device", "interpret", "--db", "tuned.sqlite"], "a worker's database is a PostgreSQL server"),

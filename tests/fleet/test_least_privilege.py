@@ -19,14 +19,16 @@ ROLE, PASSWORD = "tilewright_worker", "only-for-this-test"
 
 @pytest.fixture(scope="module")
 def worker_url(shared_server: Server) -> Iterator[str]:
-    """Of a database with one job, as the worker sees it."""
+    """Of a database with one job for a whole case and two for a shared one, as the worker sees it."""
     before = families.FAMILIES["gqa_attention"]
     fake_fleet.register()
     url = shared_server.new_database()
     database = url.rpartition("/")[2]
-    request = TuneRequest("gqa_attention_with_qk_norm", cases=CASES[:1], effort="quick", db=url)
-    run_fleet(request, gpu=ENV.gpu_name, detach=True, says=lambda text: None)
-    [grants] = re.findall(r"```sql\n(GRANT.*?)```", (ROOT / "docs/scale.md").read_text(encoding="utf-8"), re.DOTALL)
+    for case, boards in zip(CASES, (None, 2), strict=False):
+        request = TuneRequest("gqa_attention_with_qk_norm", cases=[case], effort="quick", db=url, trials=20)
+        run_fleet(request, gpu=ENV.gpu_name, detach=True, share_case=boards, says=lambda text: None)
+    text = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    grants = "".join(re.findall(r"```sql\n(GRANT.*?)```", text, re.DOTALL))
     shared_server.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{PASSWORD}'")
     shared_server.execute(grants, database)
     yield shared_server.url(database, ROLE, PASSWORD)
@@ -43,8 +45,8 @@ def asked(url: str, statement: str) -> list[tuple[object, ...]]:
 
 def test_a_worker_with_these_grants_does_its_jobs(worker_url: str) -> None:
     fake_fleet.work(worker_url, lease_s=1.0, trial_s=0.002)
-    assert asked(worker_url, "SELECT status::text FROM tilewright_jobs.procrastinate_jobs") == [("succeeded",)]
-    assert asked(worker_url, "SELECT count(*) FROM records WHERE active") == [(1,)]
+    assert asked(worker_url, "SELECT status::text FROM tilewright_jobs.procrastinate_jobs") == 3 * [("succeeded",)]
+    assert asked(worker_url, "SELECT count(*) FROM records WHERE active") == [(2,)]
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,8 @@ def test_a_worker_with_these_grants_does_its_jobs(worker_url: str) -> None:
         "CREATE TABLE mine (x int)",
         "UPDATE alembic_version SET version_num = 'x'",
         "DELETE FROM tilewright_jobs.procrastinate_jobs",
+        "DELETE FROM tilewright_studies.trials",
+        "CREATE TABLE tilewright_studies.mine (x int)",
         "INSERT INTO tilewright_jobs.procrastinate_jobs (queue_name, task_name) VALUES ('q', 't')",
     ],
 )
