@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tilewright import cli_exchange, cli_fleet, cli_queries, cli_results, cli_verify
+from tilewright import cli_exchange, cli_fleet, cli_queries, cli_record, cli_results, cli_verify
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -59,6 +59,7 @@ def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, **options:
 
     \b
     Example: tilewright tune --case b4s512 --effort quick
+    Example: tilewright tune --device replay:b4s512.rec.gz --db replayed.sqlite
     """
     from tilewright.search.run import TuneRequest, run_tune
 
@@ -218,6 +219,7 @@ for command in (
     cli_verify.verify,
     cli_fleet.worker,
     cli_fleet.merge,
+    cli_record.record,
     *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)

@@ -196,7 +196,10 @@ class CaseSearch:
         if not composed:
             return
         limit = PLAN_MARGIN * composed[0][0] if self.context.measures else float("inf")
-        plans = {plan.digest: plan for total, plan in composed if total <= limit}
+        may = self.context.may_measure
+        plans = {plan.digest: plan for total, plan in composed if total <= limit and may(self.case, plan)}
+        if not plans:
+            return
         points = {digest: self._point(plan, ranked) for digest, plan in plans.items()}
         budget = self.context.effort.plan_trials
         study = PointStudy(list(points.values()), budget=budget, sampler=self.context.sampler, seed=self.context.seed)

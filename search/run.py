@@ -24,7 +24,8 @@ from tilewright.search.effort import Effort, effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
-from tilewright.search.request import Selection, resolve, resolve_wanted, sharded
+from tilewright.search.replay import ReplayDevice
+from tilewright.search.request import REPLAY, Selection, resolve, resolve_recorded, resolve_wanted, sharded
 from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
@@ -74,6 +75,11 @@ class TuneRequest:
         return found if self.shard is None else replace(found, cases=sharded(found.cases, self.shard))
 
     def _selected(self) -> Selection:
+        if self.device.startswith(REPLAY):
+            for option in ("suite", "wanted", "devices"):
+                if getattr(self, option) is not None:
+                    raise UsageError(f"--{option} cannot be used with --device replay, which names the cases itself")
+            return resolve_recorded(self.device, cases=self.cases)
         if self.wanted is not None:
             if self.cases or self.suite:
                 raise UsageError("--wanted names the cases itself; leave out --case and --suite")
@@ -144,7 +150,7 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     budget = Budget(request.budget, request.trials)
     effort = request.resolved_effort
     begun = time.monotonic()
-    with Store.open(request.db) as store, DeviceSession(selection.device) as session:
+    with Store.open(request.db) as store, open_device(selection.device) as session:
         described = session.describe()
         environment, limits = described.environment, described.limits
         run_id = store.begin_run(run_row(request), environment, device=selection.device)
@@ -155,13 +161,18 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
             for note in selection.notes:
                 progress.says(note)
             progress.says(headline(environment, store, selection))
-            with run_outcome(store, run_id), compiler_for(limits, selection.problem.family) as compiler:
+            family = None if isinstance(session, ReplayDevice) else selection.problem.family
+            with run_outcome(store, run_id), compiler_for(limits, family) as compiler:
                 parts = Parts(session, described, compiler, records, progress, lambda: interrupt.requested)
                 context = context_for(request, selection.problem.family, parts)
+                if isinstance(session, ReplayDevice):
+                    context = session.adapt(context)
                 results = Tuner(context, records, refinal=request.refinal).run(selection.cases, budget)
                 interrupt.raise_if_requested()
                 share = records.gpu_seconds / (time.monotonic() - begun)
-                if limits.kind == "cuda":
+                if environment.kind == "replay":
+                    progress.says(f"replayed {records.gpu_seconds:.0f} recorded GPU seconds, finals not counted")
+                elif limits.kind == "cuda":
                     progress.says(f"GPU held for {records.gpu_seconds:.0f} s, {share:.0%} of the run")
         database = store.location.shown
     seconds = time.monotonic() - begun
@@ -225,9 +236,14 @@ def run_outcome(store: Store, run_id: int) -> Iterator[None]:
     store.finish_run(run_id, RunStatus.DONE)
 
 
-def compiler_for(limits: Limits, family: str, devices: int = 1) -> AbstractContextManager[CompileAhead]:
-    """Compiles ahead on the device's share of the cores; nothing to compile in the interpreter."""
-    if limits.kind != "cuda":
+def open_device(device: str) -> DeviceSession | ReplayDevice:
+    """The worker's session, or a recording."""
+    return ReplayDevice.open(device) if device.startswith(REPLAY) else DeviceSession(device)
+
+
+def compiler_for(limits: Limits, family: str | None, devices: int = 1) -> AbstractContextManager[CompileAhead]:
+    """Compiles ahead on the device's share of the cores; nothing to compile in the interpreter or without a family."""
+    if limits.kind != "cuda" or family is None:
         return _nothing_to_compile()
     return PooledCompiler(family, limits, processes=compile_processes(devices))
 

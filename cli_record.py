@@ -1,0 +1,43 @@
+"""`tilewright record`: measurements of a real device in a file that others can replay."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tilewright.cli_options import case_option, db_option, emit, json_option, problem_option, say
+from tilewright.problem import SUITES
+
+
+@click.command()
+@problem_option
+@case_option
+@click.option("--suite", type=click.Choice(SUITES), default="full", show_default=True, help="Whose sizes.")
+@db_option
+@click.option("--gpu", help="Only trials of this GPU model. Default: of the newest environment.")
+@click.option("--regime", type=click.Choice(["graph", "eager", "graph-warm", "eager-warm"]), default="graph")
+@click.option("--weights", type=click.Choice(["separate", "packed"]), default="separate", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="Compact file to write."
+)
+@json_option
+def record(cases: tuple[str, ...], output: Path, as_json: bool, **options: Any) -> None:
+    """Export the trials of cases from the database; `tune --device replay:FILE` answers from the file.
+
+    \b
+    Example: tilewright record --case b4s512 -o b4s512.rec.gz
+    """
+    from tilewright.search.record_run import RecordRequest, export_recording
+    from tilewright.search.recording import write_recording
+
+    if not cases:
+        raise click.UsageError("pass --case at least once")
+    exported = export_recording(RecordRequest(cases=cases, **options))
+    for note in exported.notes:
+        say(f"left out: {note}")
+    write_recording(exported.recording, output)
+    if as_json:
+        emit(exported.recording.coverage_json(), as_json=True)
+    else:
+        say(exported.recording.summary())
+        say(f"written to {output}, {output.stat().st_size / 1024:.0f} KiB")
