@@ -14,9 +14,10 @@ from tilewright.problem import WorkloadCase
 from tilewright.search.context import Context, plan_row, stage_row
 from tilewright.search.effort import CUT_FACTOR, run_limit_s
 from tilewright.search.outcome import TrialOutcome
-from tilewright.search.space import StageSpace, case_spaces, compositions
+from tilewright.search.space import StageSpace, case_spaces, compositions, space_filling
 from tilewright.search.study import PointStudy
 
+STAGE_SHARE = 0.8  # of the time of a case; the rest is kept for whole blocks, which decide
 PLAN_MARGIN = 1.25  # plans whose stage times add up to more than this times the best sum are not measured
 
 
@@ -36,11 +37,17 @@ class CaseSearch:
         self.case = case
         self.counts: Counter[str] = Counter()
         self.reused = 0
+        now = context.now_s()
         self._deadline_s = deadline_s
+        self._stages_until_s = now + STAGE_SHARE * (deadline_s - now)
         self._neighbours = neighbours
         self._left = trial_limit
         self._registry = context.family.registry
         self.spaces = case_spaces(self._registry, case, context.limits, context.kinds)
+        if context.effort.whole_space:
+            count = context.effort.stage_trials
+            for name, space in self.spaces.items():
+                self.spaces[name] = space_filling(space, case, context.limits, count=count, seed=context.seed)
         self.stages: dict[str, dict[str, tuple[Stage, float]]] = {name: {} for name in self.spaces}
         self.plans: dict[str, tuple[FusionPlan, float]] = {}
         self._costs: dict[str, tuple[int, int]] = {}
@@ -107,12 +114,15 @@ class CaseSearch:
             return None
         return self._registry.source_hash(plan)
 
+    def _enough_of_stages(self) -> bool:
+        return self.out_of_time() or self.context.now_s() >= self._stages_until_s
+
     def _search_stages(self) -> None:
         studies = {name: self._stage_study(space) for name, space in self.spaces.items()}
         turn = deque(studies)
         waiting: deque[Stage] = deque()
         while True:
-            while turn and len(waiting) < self.context.look_ahead and not self.out_of_time():
+            while turn and len(waiting) < self.context.look_ahead and not self._enough_of_stages():
                 name = turn.popleft()
                 values = studies[name].ask()
                 if values is not None:
@@ -120,7 +130,7 @@ class CaseSearch:
                     stage = Stage(name, values)
                     self.context.compiler.submit(stage, self.case)
                     waiting.append(stage)
-            if not waiting or self.out_of_time():
+            if not waiting or self._enough_of_stages():
                 return
             stage = waiting.popleft()
             studies[stage.template].tell(stage.values, self._measure_stage(stage))

@@ -1,6 +1,6 @@
 """What `tilewright record` calls: the trials of some cases, from the database into a recording."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -11,11 +11,14 @@ from tilewright.errors import NothingFound
 from tilewright.kernel_templates.families import load_family
 from tilewright.kernel_templates.plan import FusionPlan, Registry
 from tilewright.problem import Problem, WeightMode, WorkloadCase, load_problem
+from tilewright.search.effort import SPACE
 from tilewright.search.recording import Coverage, Part, RecordedCase, Recording
 from tilewright.search.replay import limits_of_recorded, recorded_family
+from tilewright.search.run import TuneReport, TuneRequest, Watcher, run_tune
 from tilewright.search.space import stage_space
 
 EVERY, SAMPLE, SEARCHED = "every valid config", "space-filling sample", "chosen by a search"
+CUT_OFF = "random part, the budget ended"
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,27 @@ class RecordRequest:
     gpu: str | None = None
     regime: str = "graph"
     weights: WeightMode = "separate"
-    sampled: bool = False  # the trials were taken by `record --space`
+    points: int | None = None  # configs that `record --space` wanted of each template
+
+
+def measure_space(request: RecordRequest, device: str, budget_s: float, watch: Callable[[bool], Watcher]) -> TuneReport:
+    """Into the database: every valid config of each template or a space-filling sample, plans of the best, a final."""
+    regime, _, warm = request.regime.partition("-")
+    return run_tune(
+        TuneRequest(
+            problem=request.problem,
+            cases=request.cases,
+            suite=request.suite,
+            device=device,
+            effort=SPACE.name,
+            budget=budget_s,
+            regime=regime,
+            warm_l2=bool(warm),
+            weights=request.weights,
+            db=request.db,
+        ),
+        watch,
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +117,7 @@ def _recording(
         record = next((r for r in active if r.case_key == case.key and _plan_hash(r.plan, then) == r.source_hash), None)
         one = RecordedCase(case, tuple(kept.values()), record)
         if one.trials:
-            recorded.append(replace(one, coverage=_coverage(one, registry, parts, environment, request.sampled)))
+            recorded.append(replace(one, coverage=_coverage(one, registry, parts, environment, request.points)))
     total = sum(len(one.trials) for one in recorded)
     notes = [f"{len(found) - total} trials of earlier sources or repeated"] if len(found) > total else []
     missing = [case.name for case in cases if case not in [one.case for one in recorded]]
@@ -125,7 +148,7 @@ def _plan_hash(content: object, then: Registry) -> str | None:
 
 
 def _coverage(
-    one: RecordedCase, registry: Registry, parts: dict[str, Part], environment: Environment, sampled: bool
+    one: RecordedCase, registry: Registry, parts: dict[str, Part], environment: Environment, points: int | None
 ) -> dict[str, Coverage]:
     """Counted against the space of today where the sources are those of today."""
     coverage = {}
@@ -136,6 +159,6 @@ def _coverage(
         valid = None
         if registry[name].source_hash == part.source_hash:
             valid = len(stage_space(registry[name], one.case, limits_of_recorded(environment)).valid)
-        how = EVERY if recorded == valid else SAMPLE if sampled else SEARCHED
-        coverage[name] = Coverage(recorded, valid, how)
+        how = SEARCHED if points is None else SAMPLE if recorded >= points else CUT_OFF
+        coverage[name] = Coverage(recorded, valid, EVERY if recorded == valid else how)
     return coverage
