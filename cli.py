@@ -220,6 +220,7 @@ for command in (
     cli_fleet.worker,
     cli_fleet.merge,
     cli_record.record,
+    cli_record.compress,
     *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)

@@ -1,4 +1,4 @@
-"""`tilewright record`: measurements of a real device in a file that others can replay."""
+"""`tilewright record` and `compress`: what stored measurements are good for beyond records."""
 
 from pathlib import Path
 from typing import Any
@@ -71,3 +71,22 @@ def record(
     else:
         say(exported.recording.summary())
         say(f"written to {output}, {output.stat().st_size / 1024:.0f} KiB")
+
+
+@click.command()
+@problem_option
+@db_option
+@click.option("--gpu", help="Only trials of this GPU model. Default: of the newest environment.")
+@click.option("--regime", type=click.Choice(["graph", "eager", "graph-warm", "eager-warm"]), default="graph")
+@click.option("--max-slowdown", type=float, default=1.05, show_default=True, help="Against the best measured plan.")
+@json_option
+def compress(problem: str, as_json: bool, **options: Any) -> None:
+    """The fewest plans that serve all tuned cases within a slowdown, from the measurements in the database.
+
+    \b
+    Example: tilewright compress --max-slowdown 1.05
+    """
+    from tilewright.report.compress import compress as found_fewest
+
+    found = found_fewest(problem, **options)
+    emit(found.to_json() if as_json else found.text(), as_json)

@@ -29,7 +29,7 @@ ALLOWED = {
     "cli_verify": {"cli_options", "search", "runtime", "report", "problem", "errors"},
     "cli_fleet": {"cli_options", "live", "search", "db", "errors"},
     "cli_filters": {"cli_options", "report", "db", "problem", "errors"},
-    "cli_record": {"cli_options", "live", "search", "problem", "errors"},
+    "cli_record": {"cli_options", "live", "search", "report", "problem", "errors"},
     "cli_results": {"cli_filters", "cli_options", "search", "report", "errors", "db"},
     "cli_exchange": {"cli_options", "cli_queries", "kernel_templates", "search", "report", "db", "problem", "errors"},
     "cli": {
