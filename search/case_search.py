@@ -147,7 +147,7 @@ class CaseSearch:
             template.default(self.case, context.limits),
             *(n[template.name] for n in self._neighbours if template.name in n),
         ]
-        study.enqueue([values for values in wanted if template.rejection(values, self.case, context.limits) is None])
+        study.enqueue([values for values in wanted if study.holds(values)])
         return study
 
     def _measure_stage(self, stage: Stage) -> float | None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tilewright.db.environment import Environment
 from tilewright.db.paths import without_password
-from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
+from tilewright.db.rows import RecordRow, RunRow, RunStatus
 from tilewright.db.store import Store
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import load_family
-from tilewright.problem import WeightMode, WorkloadCase
+from tilewright.problem import WeightMode
 from tilewright.search.compile_pool import PooledCompiler
 from tilewright.search.context import CompileAhead, Context, Device, NoCompiler
 from tilewright.search.effort import Effort, effort_named
@@ -26,6 +26,7 @@ from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
 from tilewright.search.replay import ReplayDevice
 from tilewright.search.request import REPLAY, Selection, resolve, resolve_recorded, resolve_wanted, sharded
+from tilewright.search.run_records import RunRecords
 from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
@@ -186,7 +187,7 @@ class Parts:
     session: Device
     described: "Described"
     compiler: CompileAhead
-    records: "RunRecords"
+    records: RunRecords
     progress: Progress
     stopping: Callable[[], bool]
     devices: int = 1  # that share this host's cores
@@ -256,30 +257,6 @@ def compile_processes(devices: int = 1) -> int:
 @contextmanager
 def _nothing_to_compile() -> Iterator[CompileAhead]:
     yield NoCompiler()
-
-
-class RunRecords:
-    """The store as one run sees it."""
-
-    def __init__(self, store: Store, run_id: int, environment: Environment, regime: str) -> None:
-        self._store, self.run_id, self._environment, self._regime = store, run_id, environment, regime
-        self.gpu_seconds = 0.0
-
-    def record_trial(self, case: WorkloadCase, row: TrialRow) -> None:
-        self.gpu_seconds += row.gpu_s or 0.0
-        self._store.add_trial(self.run_id, case, self._environment, row)
-
-    def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
-        """What ended for a reason that would come again, checked and timed as it would be now."""
-        rows = self._store.trials(case_key=case.key, env=self._environment, protocol=PROTOCOL)
-        return [row for row in rows if row.status is not Status.ERROR]
-
-    def activate(self, case: WorkloadCase, record: RecordRow) -> None:
-        self._store.activate(self.run_id, case, self._environment, record)
-
-    def active(self, case: WorkloadCase) -> RecordRow | None:
-        stored = self._store.active_record(case, self._environment, self._regime)
-        return None if stored is None or stored.invalid else stored.record
 
 
 def headline(environment: Environment, store: Store, selection: Selection) -> str:

@@ -89,6 +89,10 @@ class PointStudy:
                 raise UsageError(f"seed {key} is not among the {len(self._points)} valid points")
         self._queue = [*dict.fromkeys(keys), *(key for key in self._queue if key not in set(keys))]
 
+    def holds(self, point: Point) -> bool:
+        """Whether it is one of the valid points."""
+        return key_of(point) in self._points
+
     def add_known(self, point: Point, value: float | None) -> None:
         """A result of an earlier run: never proposed again; None for a failure. Counts towards the budget."""
         key = key_of(point)

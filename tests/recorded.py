@@ -16,7 +16,7 @@ from tilewright.kernel_templates.plan import Stage
 from tilewright.search.outcome import PROTOCOL, Candidate, TrialOutcome
 from tilewright.search.progress import CaseResult
 from tilewright.search.recording import Part, RecordedCase, Recording
-from tilewright.search.run import RunRecords
+from tilewright.search.run_records import RunRecords
 from tilewright.search.tune import Tuner
 
 GPU_S = 0.5
