@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from tilewright import cli_db, cli_exchange, cli_fleet, cli_import, cli_queries, cli_results, cli_verify
+from tilewright import (
+    cli_db,
+    cli_exchange,
+    cli_fleet,
+    cli_import,
+    cli_queries,
+    cli_record,
+    cli_results,
+    cli_verify,
+)
 from tilewright.cli_options import (
     case_option,
     db_option,
@@ -70,6 +79,7 @@ def tune(as_json: bool, dry_run: bool, gpu: str | None, detach: bool, share_case
 
     \b
     Example: tilewright tune --case b4s512 --effort quick
+    Example: tilewright tune --device replay:b4s512.rec.gz --db replayed.sqlite
     """
     from tilewright.search.run import TuneRequest, run_tune
 
@@ -231,6 +241,8 @@ for command in (
     cli_fleet.merge,
     cli_db.db,
     cli_import.import_,
+    cli_record.record,
+    cli_record.compress,
     *cli_exchange.COMMANDS,
 ):
     cli.add_command(command)

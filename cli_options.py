@@ -13,7 +13,11 @@ case_option = click.option("--case", "cases", multiple=True, metavar="CASE", hel
 db_option = click.option("--db", envvar="TILEWRIGHT_DB", metavar="PATH|URL", help="Default: the user's data folder.")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
 device_option = click.option(
-    "--device", default="auto", show_default=True, metavar="auto|cuda|cuda:N|interpret", help="Where candidates run."
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="auto|cuda|cuda:N|interpret",
+    help="Where candidates run; tune also takes replay:FILE.",
 )
 suite_option = click.option(
     "--suite", type=click.Choice(SUITES), help="Default: full on a GPU, smoke in the interpreter."

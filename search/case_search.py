@@ -15,9 +15,11 @@ from tilewright.problem import WorkloadCase
 from tilewright.search.context import Context, open_study, plan_row, stage_row, waits_for_others
 from tilewright.search.effort import CUT_FACTOR, run_limit_s
 from tilewright.search.outcome import TrialOutcome
-from tilewright.search.space import StageSpace, case_spaces, compositions, coordinates
-from tilewright.search.study import PointStudy
+from tilewright.search.space import StageSpace, case_spaces, compositions, coordinates, space_filling
+from tilewright.search.stale import current_hash
+from tilewright.search.study import PointStudy, key_of
 
+STAGE_SHARE = 0.8  # of the time of a case; the rest is kept for whole blocks, which decide
 PLAN_MARGIN = 1.25  # plans whose stage times add up to more than this times the best sum are not measured
 
 
@@ -37,11 +39,17 @@ class CaseSearch:
         self.case = case
         self.counts: Counter[str] = Counter()
         self.reused = 0
+        now = context.now_s()
         self._deadline_s = deadline_s
+        self._stages_until_s = now + STAGE_SHARE * (deadline_s - now)
         self._neighbours = neighbours
         self._left = trial_limit
         self._registry = context.family.registry
         self.spaces = case_spaces(self._registry, case, context.limits, context.kinds)
+        if context.effort.whole_space:
+            count = context.effort.stage_trials
+            for name, space in self.spaces.items():
+                self.spaces[name] = space_filling(space, case, context.limits, count=count, seed=context.seed)
         self.stages: dict[str, dict[str, tuple[Stage, float]]] = {name: {} for name in self.spaces}
         self.plans: dict[str, tuple[FusionPlan, float]] = {}
         self._costs: dict[str, tuple[int, int]] = {}
@@ -116,24 +124,19 @@ class CaseSearch:
         """Results of earlier runs in this regime whose sources are unchanged."""
         known: dict[tuple[Level, str], TrialRow] = {}
         for row in rows:
-            if row.regime == self._regime and row.source_hash == self._current_hash(row):
+            if row.regime == self._regime and row.source_hash == current_hash(self._registry, row):
                 known[row.level, row.digest] = row  # the latest attempt
         return known
 
-    def _current_hash(self, row: TrialRow) -> str | None:
-        if row.level is Level.STAGE:
-            return self._registry[row.template].source_hash if row.template in self._registry else None
-        plan = FusionPlan.from_json(row.config)
-        if any(stage.template not in self._registry for stage in plan.stages):
-            return None
-        return self._registry.source_hash(plan)
+    def _enough_of_stages(self) -> bool:
+        return self.out_of_time() or self.context.now_s() >= self._stages_until_s
 
     def _search_stages(self) -> None:
         studies = {name: self._stage_study(space) for name, space in self.spaces.items()}
         turn = deque(studies)
         waiting: deque[Stage] = deque()
         while True:
-            while turn and len(waiting) < self.context.look_ahead and not self.out_of_time():
+            while turn and len(waiting) < self.context.look_ahead and not self._enough_of_stages():
                 name = turn.popleft()
                 values = studies[name].ask()
                 if values is not None:
@@ -141,10 +144,10 @@ class CaseSearch:
                     stage = Stage(name, values)
                     self.context.compiler.submit(stage, self.case)
                     waiting.append(stage)
-            if not waiting and not self.out_of_time() and waits_for_others(studies.values()):
+            if not waiting and not self._enough_of_stages() and waits_for_others(studies.values()):
                 turn.extend(studies)
                 continue
-            if not waiting or self.out_of_time():
+            if not waiting or self._enough_of_stages():
                 break
             stage = waiting.popleft()
             studies[stage.template].tell(stage.values, self._relative(self._measure_stage(stage)))
@@ -167,7 +170,7 @@ class CaseSearch:
             template.default(self.case, context.limits),
             *(n[template.name] for n in self._neighbours if template.name in n),
         ]
-        study.enqueue([values for values in wanted if template.rejection(values, self.case, context.limits) is None])
+        study.enqueue([values for values in wanted if study.holds(values)])
         return study
 
     def _measure_stage(self, stage: Stage) -> float | None:
@@ -226,18 +229,21 @@ class CaseSearch:
         if not composed:
             return
         limit = PLAN_MARGIN * composed[0][0] if self.context.measures else float("inf")
-        plans = {plan.digest: plan for total, plan in composed if total <= limit}
+        may = self.context.may_measure
+        plans = {plan.digest: plan for total, plan in composed if total <= limit and may(self.case, plan)}
+        if not plans:
+            return
         points = {digest: coordinates(plan, ranked) for digest, plan in plans.items()}
         budget = self.context.effort.plan_trials
         # boards whose ranks differ are no help to each other: their coordinates name other plans
         names = sorted(f"{digest} {point}" for digest, point in points.items())
         study = open_study(self.context, list(points.values()), budget, "plans", *names)
         study.enqueue(list(points.values())[: max(1, budget // 2)])
-        by_point = {_key(point): plans[digest] for digest, point in points.items()}
+        by_point = {key_of(point): plans[digest] for digest, point in points.items()}
         while not self.out_of_time():
             point = study.ask()
             if point is not None:
-                study.tell(point, self._relative(self._measure_plan(by_point[_key(point)])))
+                study.tell(point, self._relative(self._measure_plan(by_point[key_of(point)])))
             elif not waits_for_others([study]):
                 return
 
@@ -288,7 +294,3 @@ class CaseSearch:
         self.reused += reused
         best = min((time for _, time in self.plans.values()), default=None)
         self.context.progress.trial_ended(self.case, row, best)
-
-
-def _key(point: Mapping[str, object]) -> tuple[tuple[str, object], ...]:
-    return tuple(sorted(point.items()))

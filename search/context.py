@@ -113,6 +113,7 @@ class Context:
     seed: int = 0
     min_gain: float = 0.01
     look_ahead: int = 8  # candidates that compile while one is measured
+    may_measure: Callable[[WorkloadCase, FusionPlan], bool] = lambda case, plan: True  # a recording holds some plans
     stopping: Callable[[], bool] = lambda: False
     now_s: Callable[[], float] = lambda: 0.0
     share: Share | None = None

@@ -19,7 +19,6 @@ from tilewright.search.progress import CaseResult, Progress
 from tilewright.search.request import gpu_count
 from tilewright.search.run import (
     Parts,
-    RunRecords,
     TuneReport,
     TuneRequest,
     Watcher,
@@ -29,6 +28,7 @@ from tilewright.search.run import (
     run_outcome,
     run_row,
 )
+from tilewright.search.run_records import RunRecords
 from tilewright.search.session import DeviceSession
 from tilewright.search.tune import Budget, Tuner
 

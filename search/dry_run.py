@@ -6,11 +6,11 @@ from typing import Any
 from tilewright.db.environment import Environment
 from tilewright.db.paths import locate
 from tilewright.kernel_templates.base import Limits
-from tilewright.kernel_templates.families import load_family
+from tilewright.kernel_templates.families import Family, load_family
 from tilewright.search.effort import effort_named
+from tilewright.search.replay import ReplayDevice
 from tilewright.search.request import Selection
-from tilewright.search.run import TuneRequest, environment_json
-from tilewright.search.session import DeviceSession
+from tilewright.search.run import TuneRequest, environment_json, open_device
 from tilewright.search.space import case_spaces, plans_of
 
 
@@ -23,9 +23,10 @@ class DryRun:
     environment: Environment
     database: str
     request: TuneRequest
+    family: Family
 
     def to_json(self) -> dict[str, Any]:
-        registry = load_family(self.selection.problem.family).registry
+        registry = self.family.registry
         effort = effort_named(self.request.effort)
         cases = []
         for case in self.selection.cases:
@@ -65,6 +66,7 @@ class DryRun:
 def plan_run(request: TuneRequest) -> DryRun:
     """Looks at the device and the spaces; writes nothing."""
     selection = request.select()
-    with DeviceSession(selection.device) as session:
+    with open_device(selection.device) as session:
         described = session.describe()
-    return DryRun(selection, described.limits, described.environment, locate(request.db).shown, request)
+        family = session.family if isinstance(session, ReplayDevice) else load_family(selection.problem.family)
+    return DryRun(selection, described.limits, described.environment, locate(request.db).shown, request, family)

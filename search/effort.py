@@ -17,6 +17,7 @@ class Effort:
     finalists: int
     rounds: int
     measure: MeasureOptions
+    whole_space: bool = False  # every valid config, or stage_trials of them that fill the space evenly
 
 
 EFFORTS = {
@@ -26,10 +27,13 @@ EFFORTS = {
     ),
     "full": Effort("full", 256, 40, 4, 8, 100, MeasureOptions()),
 }
+SPACE = Effort("space", 2000, 40, 4, 8, 100, MeasureOptions(), whole_space=True)  # of `record --space`
 CUT_FACTOR = 3.0  # a candidate this many times slower than the best of its kind is cut after its first samples
 
 
 def effort_named(name: str) -> Effort:
+    if name == SPACE.name:
+        return SPACE
     if name not in EFFORTS:
         raise UsageError(f"effort must be one of {', '.join(EFFORTS)}, got {name!r}")
     return EFFORTS[name]

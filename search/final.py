@@ -31,11 +31,11 @@ def median_interval(values: Sequence[float]) -> Interval:
     if count < MIN_ROUNDS:
         raise ValueError(f"an interval needs at least {MIN_ROUNDS} values, got {count}")
     ordered = sorted(values)
-    rank = _rank(count)
+    rank = interval_rank(count)
     return Interval(median(ordered), ordered[rank], ordered[count - 1 - rank])
 
 
-def _rank(count: int) -> int:
+def interval_rank(count: int) -> int:
     """Largest k for which [x(k), x(n-1-k)] still covers the median with the wanted confidence."""
     tail, rank = 0.0, 0
     for k in range(count // 2):

@@ -16,9 +16,10 @@ from tilewright.db.environment import Environment
 from tilewright.db.rows import RecordRow, Status, StoredTrial, TrialRow
 from tilewright.db.store import Store
 from tilewright.errors import Unreachable
+from tilewright.kernel_templates.plan import FusionPlan
 from tilewright.problem import WorkloadCase
 from tilewright.search.outcome import PROTOCOL
-from tilewright.search.run import RunRecords
+from tilewright.search.run_records import RunRecords
 
 MOST_WAITING = 64  # trials; then the device waits
 PATIENCE_S = 900.0
@@ -100,6 +101,9 @@ class FleetRecords(RunRecords):
 
     def active(self, case: WorkloadCase) -> RecordRow | None:
         return self._now(lambda: super(FleetRecords, self).active(case))
+
+    def winners(self, case: WorkloadCase) -> list[tuple[WorkloadCase, FusionPlan]]:
+        return self._now(lambda: super(FleetRecords, self).winners(case))
 
     def flush(self) -> None:
         """Returns when everything that ended is stored; raises what kept it from being stored."""

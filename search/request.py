@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.errors import UsageError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from tilewright.kernel_templates.base import Limits
 
 INTERPRET = "interpret"
+REPLAY = "replay:"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Selection:
     problem: Problem
     suite: str
     cases: tuple[WorkloadCase, ...]
-    device: str  # cuda:N | interpret
+    device: str  # cuda:N | interpret | replay:FILE
     notes: tuple[str, ...] = ()
 
 
@@ -52,6 +54,24 @@ def resolve(
     else:
         selected = problem.suite(suite, weight_mode=weights)
     return Selection(problem, suite, tuple(dict.fromkeys(selected)), chosen)
+
+
+def resolve_recorded(device: str, *, cases: Sequence[str] = ()) -> Selection:
+    """The cases of a recording, or those of them that are named; UsageError for one that it does not hold."""
+    from tilewright.search.recording import read_recording
+
+    recording = read_recording(Path(device.removeprefix(REPLAY)))
+    held = {one.case.key: one.case for one in recording.cases}
+    weights = {case.weight_mode for case in held.values()}
+    selected = []
+    for text in cases:
+        asked = [recording.problem.parse_case(text, weight_mode=mode) for mode in weights]
+        found = [held[case.key] for case in asked if case.key in held]
+        if not found:
+            names = ", ".join(case.name for case in held.values())
+            raise UsageError(f"case {text} is not in the recording, which holds {names}")
+        selected += found
+    return Selection(recording.problem, "recorded", tuple(dict.fromkeys(selected or held.values())), device)
 
 
 def resolve_wanted(path: str, problem_name: str, *, device: str) -> Selection:

@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tilewright.db.engine import JournalMode
 from tilewright.db.environment import Environment
 from tilewright.db.paths import without_password
-from tilewright.db.rows import RecordRow, RunRow, RunStatus, Status, TrialRow
+from tilewright.db.rows import RecordRow, RunRow, RunStatus
 from tilewright.db.store import Store
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.base import Limits
 from tilewright.kernel_templates.families import load_family
-from tilewright.problem import WeightMode, WorkloadCase
+from tilewright.problem import WeightMode
 from tilewright.search.compile_pool import PooledCompiler
 from tilewright.search.context import CompileAhead, Context, Device, NoCompiler
 from tilewright.search.effort import Effort, effort_named
 from tilewright.search.interrupt import Interrupt
 from tilewright.search.outcome import PROTOCOL
 from tilewright.search.progress import CaseResult, Progress
-from tilewright.search.request import Selection, resolve, resolve_wanted, sharded
+from tilewright.search.replay import ReplayDevice
+from tilewright.search.request import REPLAY, Selection, resolve, resolve_recorded, resolve_wanted, sharded
+from tilewright.search.run_records import RunRecords
 from tilewright.search.session import DeviceSession
 from tilewright.search.space import KINDS
 from tilewright.search.study import make_sampler
@@ -76,6 +78,11 @@ class TuneRequest:
         return found if self.shard is None else replace(found, cases=sharded(found.cases, self.shard))
 
     def _selected(self) -> Selection:
+        if self.device.startswith(REPLAY):
+            for option in ("suite", "wanted", "devices"):
+                if getattr(self, option) is not None:
+                    raise UsageError(f"--{option} cannot be used with --device replay, which names the cases itself")
+            return resolve_recorded(self.device, cases=self.cases)
         if self.wanted is not None:
             if self.cases or self.suite:
                 raise UsageError("--wanted names the cases itself; leave out --case and --suite")
@@ -146,7 +153,8 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
     budget = Budget(request.budget, request.trials)
     effort = request.resolved_effort
     begun = time.monotonic()
-    with Store.open(request.db, journal_mode=request.journal_mode) as store, DeviceSession(selection.device) as session:
+    device = open_device(selection.device)
+    with Store.open(request.db, journal_mode=request.journal_mode) as store, device as session:
         described = session.describe()
         environment, limits = described.environment, described.limits
         run_id = store.begin_run(run_row(request), environment, device=selection.device)
@@ -157,13 +165,18 @@ def run_tune(request: TuneRequest, watch: Callable[[bool], Watcher]) -> TuneRepo
             for note in selection.notes:
                 progress.says(note)
             progress.says(headline(environment, store, selection))
-            with run_outcome(store, run_id), compiler_for(limits, selection.problem.family) as compiler:
+            family = None if isinstance(session, ReplayDevice) else selection.problem.family
+            with run_outcome(store, run_id), compiler_for(limits, family) as compiler:
                 parts = Parts(session, described, compiler, records, progress, lambda: interrupt.requested)
                 context = context_for(request, selection.problem.family, parts)
+                if isinstance(session, ReplayDevice):
+                    context = session.adapt(context)
                 results = Tuner(context, records, refinal=request.refinal).run(selection.cases, budget)
                 interrupt.raise_if_requested()
                 share = records.gpu_seconds / (time.monotonic() - begun)
-                if limits.kind == "cuda":
+                if environment.kind == "replay":
+                    progress.says(f"replayed {records.gpu_seconds:.0f} recorded GPU seconds, finals not counted")
+                elif limits.kind == "cuda":
                     progress.says(f"GPU held for {records.gpu_seconds:.0f} s, {share:.0%} of the run")
         database = store.location.shown
     seconds = time.monotonic() - begun
@@ -177,7 +190,7 @@ class Parts:
     session: Device
     described: "Described"
     compiler: CompileAhead
-    records: "RunRecords"
+    records: RunRecords
     progress: Progress
     stopping: Callable[[], bool]
     devices: int = 1  # that share this host's cores
@@ -227,9 +240,14 @@ def run_outcome(store: Store, run_id: int) -> Iterator[None]:
     store.finish_run(run_id, RunStatus.DONE)
 
 
-def compiler_for(limits: Limits, family: str, devices: int = 1) -> AbstractContextManager[CompileAhead]:
-    """Compiles ahead on the device's share of the cores; nothing to compile in the interpreter."""
-    if limits.kind != "cuda":
+def open_device(device: str) -> DeviceSession | ReplayDevice:
+    """The worker's session, or a recording."""
+    return ReplayDevice.open(device) if device.startswith(REPLAY) else DeviceSession(device)
+
+
+def compiler_for(limits: Limits, family: str | None, devices: int = 1) -> AbstractContextManager[CompileAhead]:
+    """Compiles ahead on the device's share of the cores; nothing to compile in the interpreter or without a family."""
+    if limits.kind != "cuda" or family is None:
         return _nothing_to_compile()
     return PooledCompiler(family, limits, processes=compile_processes(devices))
 
@@ -242,30 +260,6 @@ def compile_processes(devices: int = 1) -> int:
 @contextmanager
 def _nothing_to_compile() -> Iterator[CompileAhead]:
     yield NoCompiler()
-
-
-class RunRecords:
-    """The store as one run sees it."""
-
-    def __init__(self, store: Store, run_id: int, environment: Environment, regime: str) -> None:
-        self._store, self.run_id, self._environment, self._regime = store, run_id, environment, regime
-        self.gpu_seconds = 0.0
-
-    def record_trial(self, case: WorkloadCase, row: TrialRow) -> None:
-        self.gpu_seconds += row.gpu_s or 0.0
-        self._store.add_trial(self.run_id, case, self._environment, row)
-
-    def known_trials(self, case: WorkloadCase) -> list[TrialRow]:
-        """What ended for a reason that would come again, checked and timed as it would be now."""
-        rows = self._store.trials(case_key=case.key, env=self._environment, protocol=PROTOCOL)
-        return [row for row in rows if row.status is not Status.ERROR]
-
-    def activate(self, case: WorkloadCase, record: RecordRow) -> None:
-        self._store.activate(self.run_id, case, self._environment, record)
-
-    def active(self, case: WorkloadCase) -> RecordRow | None:
-        stored = self._store.active_record(case, self._environment, self._regime)
-        return None if stored is None or stored.invalid else stored.record
 
 
 def headline(environment: Environment, store: Store, selection: Selection) -> str:

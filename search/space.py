@@ -2,14 +2,18 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
+from random import Random
+
+from torch.quasirandom import SobolEngine
 
 from tilewright.kernel_templates.base import Limits, Template, Values
 from tilewright.kernel_templates.plan import FusionPlan, Registry, Stage, tilings
 from tilewright.problem import WorkloadCase
 
 KINDS = ("triton", "library")
+SOBOL_POINTS = 16  # of the raw space, drawn for each config that is wanted
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,33 @@ def stage_space(template: Template, case: WorkloadCase, limits: Limits) -> Stage
             rejected[reason] += 1
             examples.setdefault(reason, values)
     return StageSpace(template, tuple(valid), dict(rejected), examples)
+
+
+def space_filling(space: StageSpace, case: WorkloadCase, limits: Limits, *, count: int, seed: int = 0) -> StageSpace:
+    """The space itself up to `count` valid configs; else its default and the first ones of a scrambled Sobol sequence.
+
+    Rejected points of the sequence are skipped; where it meets too few valid configs, random ones fill up.
+    """
+    if len(space.valid) <= count:
+        return space
+    choices = space.template.choices(case, limits)
+    left = {_key(values): values for values in space.valid}
+    default = _key(space.template.default(case, limits))
+    chosen = [left.pop(default)] if default in left else []
+    engine = SobolEngine(len(choices), scramble=True, seed=seed)
+    for point in engine.draw(SOBOL_POINTS * count).tolist():
+        values = {
+            c.name: c.values[min(int(x * len(c.values)), len(c.values) - 1)]
+            for c, x in zip(choices, point, strict=True)
+        }
+        if len(chosen) < count and _key(values) in left:
+            chosen.append(left.pop(_key(values)))
+    chosen += Random(seed).sample(list(left.values()), count - len(chosen))
+    return replace(space, valid=tuple(chosen))
+
+
+def _key(values: Values) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted(values.items()))
 
 
 def case_spaces(

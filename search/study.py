@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import optuna
-from optuna.distributions import CategoricalDistribution
+from optuna.distributions import CategoricalDistribution, IntDistribution
 from optuna.trial import TrialState
 
 from tilewright.errors import UsageError
 
 Point = Mapping[str, Any]
+ORDINAL = ("cmaes", "qmc")  # know no categories: they see the rank of a value, and fell back to chance before
 SAMPLERS = ("auto", "tpe", "gp", "cmaes", "qmc", "random", "brute")
 ENUMERATE_UP_TO = 256
 _TURN = threading.RLock()
@@ -73,7 +74,8 @@ class PointStudy:
         study: optuna.Study | None = None,
     ) -> None:
         self._points = {key_of(point): point for point in points}
-        self._choices = _choices(points)
+        self._ordinal = sampler in ORDINAL
+        self._choices = _choices(points, ordered=self._ordinal)
         self._budget = budget
         self._rng = random.Random(seed)
         self._seen: set[str] = set()
@@ -95,6 +97,10 @@ class PointStudy:
                 raise UsageError(f"seed {key} is not among the {len(self._points)} valid points")
         self._queue = [*dict.fromkeys(keys), *(key for key in self._queue if key not in set(keys))]
 
+    def holds(self, point: Point) -> bool:
+        """Whether it is one of the valid points."""
+        return key_of(point) in self._points
+
     def add_known(self, point: Point, value: float | None) -> None:
         """A result of an earlier run: never proposed again; None for a failure. Counts towards the budget."""
         key = key_of(point)
@@ -103,7 +109,7 @@ class PointStudy:
         self._seen.add(key)
         self._asked += 1
         if value is not None:
-            params = dict(self._points[key])
+            params = self._encoded(self._points[key])
             trial = optuna.trial.create_trial(params=params, distributions=self._distributions(params), value=value)
             self._study.add_trial(trial)
 
@@ -144,12 +150,12 @@ class PointStudy:
         return self._points[key]
 
     def _fixed_trial(self, key: str) -> optuna.Trial:
-        point = dict(self._points[key])
+        point = self._points[key]
         with quiet():
-            self._study.enqueue_trial(point)
+            self._study.enqueue_trial(self._encoded(point))
             trial = self._study.ask()
             for name in point:
-                trial.suggest_categorical(name, self._choices[name])
+                self._suggest_one(trial, name)
         return trial
 
     def _propose(self) -> Point:
@@ -170,24 +176,44 @@ class PointStudy:
         """Names are suggested in order; one that no remaining point has, given those so far, is left out."""
         remaining = list(self._points.values())
         point: dict[str, Any] = {}
-        for name, values in self._choices.items():
+        for name in self._choices:
             if not any(name in candidate for candidate in remaining):
                 continue
-            point[name] = trial.suggest_categorical(name, values)
+            point[name] = self._suggest_one(trial, name)
             remaining = [c for c in remaining if name not in c or c[name] == point[name]]
         return point
 
     def _distributions(self, params: Mapping[str, Any]) -> dict[str, optuna.distributions.BaseDistribution]:
+        if self._ordinal:
+            return {name: IntDistribution(0, len(self._choices[name]) - 1) for name in params}
         return {name: CategoricalDistribution(self._choices[name]) for name in params}
 
+    def _suggest_one(self, trial: optuna.Trial, name: str) -> Any:
+        values = self._choices[name]
+        if self._ordinal:
+            return values[trial.suggest_int(name, 0, len(values) - 1)]
+        return trial.suggest_categorical(name, values)
 
-def _choices(points: Sequence[Point]) -> dict[str, tuple[Any, ...]]:
-    """Values of each name over all points, in order of first appearance."""
+    def _encoded(self, point: Point) -> dict[str, Any]:
+        """As Optuna is told of it."""
+        if self._ordinal:
+            return {name: self._choices[name].index(value) for name, value in point.items()}
+        return dict(point)
+
+
+def _choices(points: Sequence[Point], *, ordered: bool) -> dict[str, tuple[Any, ...]]:
+    """Values of each name over all points, by size where that is asked for, else in order of first appearance."""
     choices: dict[str, dict[Any, None]] = {}
     for point in points:
         for name, value in point.items():
             choices.setdefault(name, {})[value] = None
+    if ordered:
+        return {name: tuple(sorted(values, key=_size)) for name, values in choices.items()}
     return {name: tuple(values) for name, values in choices.items()}
+
+
+def _size(value: Any) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, (int, float)) else (0.0, str(value))
 
 
 @contextmanager

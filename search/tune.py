@@ -23,6 +23,7 @@ class Records(Protocol):
 
     def activate(self, case: WorkloadCase, record: RecordRow) -> None: ...
     def active(self, case: WorkloadCase) -> RecordRow | None: ...
+    def winners(self, case: WorkloadCase) -> Sequence[tuple[WorkloadCase, FusionPlan]]: ...
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,10 @@ class Tuner:
         return plan if allowed and registry.source_hash(plan) == former.source_hash else None
 
     def _neighbours(self, case: WorkloadCase) -> list[dict[str, Values]]:
-        """Winning configs by template of the cases tuned so far that are nearest in size."""
-        nearest = sorted(self._learned, key=lambda entry: (_distance(case, entry[0]), entry[0].name))
+        """Winning configs by template of the cases tuned so far, here or in earlier runs, that are nearest in size."""
+        known = {other.key: (other, plan) for other, plan in (*self._records.winners(case), *self._learned)}
+        others = [entry for entry in known.values() if entry[0] != case]
+        nearest = sorted(others, key=lambda entry: (_distance(case, entry[0]), entry[0].name))
         return [{stage.template: stage.values for stage in plan.stages} for _, plan in nearest[:NEIGHBOURS]]
 
 

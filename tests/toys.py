@@ -124,6 +124,15 @@ class MemoryStore:
     def active(self, case: WorkloadCase) -> RecordRow | None:
         return self.records.get(case.key)
 
+    def winners(self, case: WorkloadCase) -> list[tuple[WorkloadCase, FusionPlan]]:
+        cases = {key: case.problem.case(**_axes(key)) for key in self.records}
+        return [(cases[key], FusionPlan.from_json(record.plan)) for key, record in self.records.items()]
+
+
+def _axes(key: str) -> dict[str, Any]:
+    pairs = (pair.partition("=") for pair in key.rpartition("|")[2].split(","))
+    return {name: int(value) for name, _, value in pairs}
+
 
 def a_case(name: str = "b4s512") -> WorkloadCase:
     return load_problem().parse_case(name)

@@ -15,7 +15,7 @@ from tilewright.db.rows import Level, RunStatus, Status
 from tilewright.db.store import Store
 from tilewright.errors import DiskFull, NothingFound, StoreLocked, UsageError
 from tilewright.search.outcome import PROTOCOL
-from tilewright.search.run import RunRecords
+from tilewright.search.run_records import RunRecords
 
 
 @pytest.fixture

@@ -74,21 +74,31 @@ def test_failures_do_not_stop_the_search() -> None:
     assert len(asked) == 10
 
 
-def test_tpe_finds_better_points_than_chance() -> None:
+@pytest.mark.parametrize("sampler", ["cmaes", "qmc"])
+def test_samplers_of_numbers_do_not_fall_back_to_chance(sampler: str) -> None:
+    wide = [{"a": a, "b": b} for a in range(40) for b in (True, False)]
+    named, chance = (
+        play(PointStudy(wide, budget=20, sampler=name, seed=1), lambda p: p["a"]) for name in (sampler, "random")
+    )
+    assert named != chance
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "cmaes"])
+def test_sampler_finds_better_points_than_chance(sampler: str) -> None:
     wide = [{"a": a, "b": b} for a in range(40) for b in range(40)]
 
-    def best(sampler: str, seed: int) -> float:
+    def best(name: str, seed: int) -> float:
         seen: list[float] = []
 
         def note(point: Mapping[str, Any]) -> float:
             seen.append(float((point["a"] - 31) ** 2 + (point["b"] - 7) ** 2))
             return seen[-1]
 
-        play(PointStudy(wide, budget=60, sampler=sampler, seed=seed), note)
+        play(PointStudy(wide, budget=60, sampler=name, seed=seed), note)
         return min(seen)
 
     seeds = range(5)
-    assert sum(best("tpe", seed) for seed in seeds) < sum(best("random", seed) for seed in seeds)
+    assert sum(best(sampler, seed) for seed in seeds) < sum(best("random", seed) for seed in seeds)
 
 
 def test_conditional_points_are_proposed_whole() -> None:

@@ -1,14 +1,18 @@
 """The coordinator on a device that answers from a formula."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from toys import EFFORT, FAMILY, FormulaDevice, MemoryStore, a_case, a_context, stage_us
+from recorded import a_run, tune_into
+from toys import EFFORT, ENVIRONMENT, FAMILY, FormulaDevice, MemoryStore, a_case, a_context, stage_us
 
-from tilewright.db.rows import Level, Status, Verdict
+from tilewright.db.rows import Level, RecordRow, Status, Verdict
+from tilewright.db.store import Store
 from tilewright.errors import UsageError
 from tilewright.kernel_templates.plan import FusionPlan, Stage
 from tilewright.search.outcome import Candidate, TrialOutcome
+from tilewright.search.run_records import RunRecords
 from tilewright.search.tune import Budget, Tuner
 
 
@@ -136,6 +140,36 @@ def test_winner_of_one_case_is_tried_early_in_the_next() -> None:
     won = {stage["template"]: stage["values"] for stage in store.records[a_case("b1s128").key].plan}
     for name, values in won.items():
         assert values in [row.config for row in second if row.template == name]
+
+
+def test_winner_of_an_earlier_run_is_tried_early_in_the_next(tmp_path: Path) -> None:
+    """Two samples find the best tiles of a second case only because the first case's are among them."""
+    few = replace(EFFORT, stage_trials=2)
+    database = tmp_path / "runs.sqlite"
+    [first] = tune_into(database, ["b1s128"])
+    [second] = tune_into(database, ["b1s512"], effort=few)
+    [alone] = tune_into(tmp_path / "alone.sqlite", ["b1s512"], effort=few)
+    records = [result.record for result in (first, second, alone)]
+    assert records[0] is not None
+    assert records[1] is not None
+    assert records[2] is not None
+    assert records[1].digest == records[0].digest == best_plan().digest
+    assert (records[1].median_us or 0) < (records[2].median_us or 0)
+
+
+def test_winners_of_another_card_or_of_forgotten_parameters_are_no_seeds(tmp_path: Path) -> None:
+    database = tmp_path / "runs.sqlite"
+    case, plan = a_case("b1s128"), FusionPlan((Stage("attention", {"OLD": 1}),))
+    record = RecordRow(case.key, plan.to_json(), plan.digest, "of another day", Verdict.BEATS_ALL)
+    with Store.open(database) as store:
+        for env in (ENVIRONMENT, replace(ENVIRONMENT, gpu_name="NVIDIA H100")):
+            store.activate(store.begin_run(a_run(), env), case, env, record)
+        records = RunRecords(store, store.begin_run(a_run(), ENVIRONMENT), ENVIRONMENT, "graph")
+        assert records.winners(a_case("b1s512")) == [(case, plan)]
+        assert records.winners(case) == []
+        assert records.winners(a_case("b1s512").problem.case(weight_mode="packed", batch_size=1, seq_len=512)) == []
+    [result] = tune_into(database, ["b1s512"])
+    assert result.record is not None
 
 
 def test_noisy_time_is_kept_and_taken_once_more() -> None:
