@@ -15,12 +15,17 @@ def environment(**changes: str) -> dict[str, str]:
 
 
 def children() -> set[int]:
-    """Live children of this process, other than the tracker that multiprocessing keeps."""
-    return {
-        child.pid
-        for child in psutil.Process().children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in " ".join(child.cmdline())
-    }
+    """Live children of this process, without multiprocessing's tracker and the database server that tests share."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if _counts(child)}
+
+
+def _counts(child: psutil.Process) -> bool:
+    try:
+        if child.status() == psutil.STATUS_ZOMBIE or child.name() == "postgres":
+            return False
+        return "resource_tracker" not in " ".join(child.cmdline())
+    except psutil.NoSuchProcess:
+        return False  # ended between the listing and the question
 
 
 def gone(pid: int, within_s: float) -> bool:
