@@ -156,6 +156,7 @@ class SharedPointStudy(PointStudy):
         def asked() -> Point | None:
             with self._turn():
                 self._refresh()
+                self._drop_unasked()
                 return super(SharedPointStudy, self).ask()
 
         return self._share.answered(asked)
@@ -185,6 +186,12 @@ class SharedPointStudy(PointStudy):
 
     def waits(self) -> bool:
         return bool(self._share.answered(self._refresh) - set(self._open))
+
+    def _drop_unasked(self) -> None:
+        """Optuna hands out what is enqueued first: left by an attempt that failed, it would pass for another point."""
+        with quiet():
+            for _ in self._study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+                self._study.tell(self._study.ask(), state=TrialState.FAIL)
 
     def _turn(self) -> AbstractContextManager[None]:
         return self._share.records.turn(self._study.study_name)

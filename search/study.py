@@ -106,19 +106,18 @@ class PointStudy:
         key = key_of(point)
         if key not in self._points or key in self._seen:
             return
-        self._seen.add(key)
-        self._asked += 1
         if value is not None:
             params = self._encoded(self._points[key])
             trial = optuna.trial.create_trial(params=params, distributions=self._distributions(params), value=value)
             self._study.add_trial(trial)
+        self._seen.add(key)
+        self._asked += 1
 
     def ask(self) -> Point | None:
-        """The next point; None when the budget or the space is used up."""
+        """The next point; None when the budget or the space is used up. May be asked again after it failed."""
         if self._asked >= self._budget or len(self._seen) >= len(self._points):
             return None
-        while self._queue:
-            key = self._queue.pop(0)
+        for key in self._queue:  # stays queued: a point that is seen now may be free again when its board is gone
             if key not in self._seen:
                 return self._begin(key, self._fixed_trial(key))
         return self._propose()
